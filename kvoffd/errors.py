@@ -15,6 +15,10 @@ class BadRequest(KvoffdError):
     """A field of a request is missing, out of range or contradicts another."""
 
 
+class Undecodable(BadRequest):
+    """Bytes that are no message of the protocol."""
+
+
 class ProtocolMismatch(KvoffdError):
     """No common protocol version, or a message that must not come now."""
 
@@ -77,3 +81,7 @@ class CopyFailed(KvoffdError):
 
 class ArenaFailed(KvoffdError):
     """The host memory of the arena cannot be had or used."""
+
+
+class SocketTaken(KvoffdError):
+    """The daemon's socket path is another daemon's, or has another file."""

@@ -9,8 +9,18 @@ started: a slot freed by an eviction may be in `stores` of the same Effects.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from kvoffd.core.types import JobRef, LeaseId, LoadId, SlotId, SlotRecord, StoreId, UnstoredReason
+if TYPE_CHECKING:
+    from kvoffd.core.types import (
+        JobRef,
+        LeaseId,
+        LoadId,
+        SlotId,
+        SlotRecord,
+        StoreId,
+        UnstoredReason,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,8 @@ class LoadPlan:
     load_id: LoadId
     slots: tuple[SlotId, ...]
     length_bytes: int
+    #: Of all blocks of the lease.
+    group: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Policies: which block goes when room is needed. One file each."""
