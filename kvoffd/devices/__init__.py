@@ -1,0 +1,1 @@
+"""Devices: the memory that engines keep their KV pools in, behind one protocol."""
