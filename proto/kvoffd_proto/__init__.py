@@ -1,0 +1,1 @@
+"""The wire protocol: its .proto files and the stubs generated from them."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvoffd_proto.v1 import offload_pb2 as pb
 from tests.fakes.daemon_process import SETTLE_S
-from tests.fakes.raw_client import CELLS, Place, Rank, Scheduler
+from tests.fakes.raw_client import Place, Rank, Scheduler
+from tests.fakes.raw_memory import CELLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -102,7 +103,9 @@ async def watched(daemon: DaemonProcess) -> AsyncIterator[None]:
             yield
             rounds = bystander.rounds
             async with asyncio.timeout(SETTLE_S):
-                while bystander.rounds < rounds + 2 and not running.done():
+                while True:
+                    if bystander.rounds >= rounds + 2 or running.done():
+                        break
                     await asyncio.sleep(0.01)
         finally:
             bystander.stopping = True
@@ -113,6 +116,8 @@ async def watched(daemon: DaemonProcess) -> AsyncIterator[None]:
     finally:
         await bystander.leave()
     await daemon.settled()
+    for event in ("failed", "Traceback", "never retrieved"):
+        assert event not in daemon.log, daemon.log[-20000:]
 
 
 async def descriptors_gone(daemon: DaemonProcess, before: Counter[str]) -> None:
@@ -120,7 +125,10 @@ async def descriptors_gone(daemon: DaemonProcess, before: Counter[str]) -> None:
     left = before
     try:
         async with asyncio.timeout(SETTLE_S):
-            while left := clients_descriptors(daemon) - before:
+            while True:
+                left = clients_descriptors(daemon) - before
+                if not left:
+                    return
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"the daemon still holds {left}") from None

@@ -10,10 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvoffd_proto.v1 import admin_pb2
 from tests.fakes.raw_client import Admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvoffd_proto.v1 import admin_pb2
 
 START_S = 60.0
 STOP_S = 30.0
@@ -103,6 +107,14 @@ class DaemonProcess:
             except FileNotFoundError:
                 continue  # closed meanwhile
         return found
+
+    async def eventually(self, look: Callable[[admin_pb2.StatusResponse], bool]) -> None:
+        """Until the status satisfies."""
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                if look(await self.status()):
+                    return
+                await asyncio.sleep(0.01)
 
     async def status(self) -> admin_pb2.StatusResponse:
         async with Admin(self.socket_path) as admin:

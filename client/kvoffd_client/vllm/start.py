@@ -1,0 +1,72 @@
+"""What both sides of the connector need at start-up, worked out once a process.
+
+Plain values and a bounded wait; owns no session.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kvoffd_client.descriptions import SessionOptions
+from kvoffd_client.errors import ClientError
+from kvoffd_client.paths import socket_path
+from kvoffd_client.ports import SessionState
+from kvoffd_client.vllm.admission import check_engine
+from kvoffd_client.vllm.settings import Refusal, Settings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+
+    from kvoffd_client.session import Session
+
+log = logging.getLogger(__name__)
+
+# How long a daemon may take to accept the first connection, when it runs at all.
+_FIRST_STATE_S = 0.3
+
+
+class Start:
+    """One engine's start, as seen in one of its processes. Never raises."""
+
+    def __init__(self, config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> None:
+        self.config = config
+        self.kv_cache_config = kv_cache_config
+        self.settings = Settings()
+        self.spec: FullAttentionSpec | None = None
+        self.refusal: str | None = None
+        self.ranks_total = config.parallel_config.tensor_parallel_size
+        transfer = config.kv_transfer_config
+        # Random a start unless the user sets it; vLLM hands both to every process.
+        self.instance_id = str(transfer.engine_id)
+        self.nonce = str(config.instance_id)
+        try:
+            self.settings = Settings.parse(transfer.kv_connector_extra_config)
+            self._path = socket_path(self.settings.socket)
+            self.spec = check_engine(config, kv_cache_config)
+        except (Refusal, ClientError) as error:
+            self.refusal = str(error)
+        except Exception as error:  # a fault of ours must not end the engine
+            log.exception("kvoffd: the engine could not be examined")
+            self.refusal = f"{type(error).__name__}: {error}"
+
+    def session_options(self) -> SessionOptions:
+        """Where the daemon is."""
+        return SessionOptions(socket_path=self._path)
+
+    def wait_for(self, session: Session) -> None:
+        """Let a daemon that is there answer before the first request does; bounded."""
+        end_s = time.monotonic() + self.settings.start_wait_s
+        if session.wait_until(SessionState.UP, min(_FIRST_STATE_S, self.settings.start_wait_s)):
+            return
+        while session.status.state is SessionState.CONNECTING and time.monotonic() < end_s:
+            if session.wait_until(SessionState.UP, 0.05):
+                return
+        log.warning(
+            "kvoffd: no session with the daemon at %s yet (%s); the engine runs without offload "
+            "until there is one",
+            self._path,
+            session.status.reason or session.status.state,
+        )
