@@ -52,6 +52,11 @@ class Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._mark)
 
+    def close(self) -> None:
+        """Let go of the wake-up socket; nobody waits any more."""
+        self.reader.close()
+        self._writer.close()
+
     def wait(self, sources: list[Any], timeout_s: float) -> list[Any]:
         """Which of sources can be read within the time.
 
@@ -82,8 +87,6 @@ def engine_environment(folder: Path, *, in_process: bool) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # Releases before 0.29 root their block hashes in it.
-        "PYTHONHASHSEED": "0",
         "TMPDIR": str(folder),
         "HF_HOME": str(caches / "hub"),
         "VLLM_CACHE_ROOT": str(caches / "vllm"),

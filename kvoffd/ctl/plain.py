@@ -25,7 +25,8 @@ def plain(message: Message) -> dict[str, Plain]:
     """The message's fields by name."""
     return {
         field.name: _plain_value(
-            getattr(message, field.name), field.message_type and field.message_type.full_name
+            getattr(message, field.name),
+            field.message_type.full_name if field.message_type else None,
         )
         for field in message.DESCRIPTOR.fields
     }

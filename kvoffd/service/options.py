@@ -30,7 +30,7 @@ class ServiceOptions:
     pool_blocks_max: int = 1 << 28
     #: Cells of one ticket page.
     ticket_cells_max: int = 1 << 16
-    #: Blocks of one store job. One copier frame carries a job: see frames.FRAME_BYTES_MAX.
+    #: Blocks of one store job.
     store_blocks_max: int = 4096
     #: Blocks of one load job.
     load_blocks_max: int = 4096

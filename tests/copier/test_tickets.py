@@ -150,7 +150,7 @@ def test_what_is_no_ticket_page_is_refused(size_bytes, magic, version, cells, as
     memory.close()
 
 
-def test_an_unsealed_page_is_refused():
+def test_unsealed_tickets_are_refused():
     """The client could shrink it under us."""
     fd = os.memfd_create("tickets", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.ftruncate(fd, 8192)

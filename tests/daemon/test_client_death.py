@@ -104,7 +104,11 @@ def test_one_of_two_ranks_dies_over_a_store_and_comes_back(daemon: DaemonProcess
                     victim.kill()
                 outcome = await rank.outcome(job_id)
                 assert sum(lost.blocks for lost in outcome.unstored) == 32, outcome
-                assert {lost.reason for lost in outcome.unstored} == {pb.UNSTORED_REASON_RANK_LOST}
+                # The end of its stream may be seen before the end of its process.
+                assert {lost.reason for lost in outcome.unstored} <= {
+                    pb.UNSTORED_REASON_RANK_LOST,
+                    pb.UNSTORED_REASON_REVOKED,
+                }
                 assert (await scheduler.lookup(NUMBERS)).hit_blocks == 0
             other = await stack.enter_async_context(Rank(daemon.socket_path, place, 1))
             await other.join()

@@ -73,9 +73,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+def interrupts() -> Iterator[Interrupts]:
+    found = Interrupts()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def expected(
+    model: Path, interrupts: Interrupts, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[int]]:
     """Answers of an engine without the connector, and their continuations."""
-    engine = EngineProcess("plain", tmp_path_factory.mktemp("plain"), Interrupts())
+    engine = EngineProcess("plain", tmp_path_factory.mktemp("plain"), interrupts)
     try:
         engine.start(options(model))
         found = {case.name: answer["tokens"] for case, answer in generate(engine)}
@@ -96,14 +105,23 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
 class Engines:
     """The engines of one test; all are gone when it ends."""
 
-    def __init__(self, folder: Path, model: Path, socket: Path, *, in_process: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        socket: Path,
+        interrupts: Interrupts,
+        *,
+        in_process: bool,
+    ) -> None:
         self._folder = folder
+        self._interrupts = interrupts
         self._options = options(model, socket)
         self._in_process = in_process
         self._started: list[EngineProcess] = []
 
     def start(self, name: str, **more: Any) -> EngineProcess:
-        engine = EngineProcess(name, self._folder, Interrupts(), in_process=self._in_process)
+        engine = EngineProcess(name, self._folder, self._interrupts, in_process=self._in_process)
         self._started.append(engine)
         engine.start(self._options | more)
         return engine
@@ -132,7 +150,13 @@ def options(model: Path, socket: Path | None = None) -> dict[str, Any]:
             "kv_connector": "KvoffdConnector",
             "kv_role": "kv_both",
             "kv_connector_module_path": "kvoffd_client.vllm",
-            "kv_connector_extra_config": {"socket": str(socket), "strict": True},
+            "kv_connector_extra_config": {
+                "socket": str(socket),
+                "strict": True,
+                # What is a hit must not depend on how busy this machine is.
+                "lookup_deadline_s": 30,
+                "load_deadline_s": 60,
+            },
             "kv_load_failure_policy": "recompute",
         }
     return found
@@ -181,11 +205,12 @@ def test_every_computed_block_is_a_hit_after_all_that_can_befall_an_engine(
     model: Path,
     expected: dict[str, list[int]],
     daemon: DaemonProcess,
+    interrupts: Interrupts,
     in_process: bool,
 ) -> None:
     """After a cache drop, a restart and a SIGKILL: all computed blocks hit, tokens are equal."""
     daemon.start()
-    engines = Engines(tmp_path, model, daemon.socket_path, in_process=in_process)
+    engines = Engines(tmp_path, model, daemon.socket_path, interrupts, in_process=in_process)
     try:
         first = engines.start("first")
         assert_equal(first, expected)
@@ -218,11 +243,12 @@ def test_a_killed_engine_loses_nothing_that_was_stored(
     model: Path,
     expected: dict[str, list[int]],
     daemon: DaemonProcess,
+    interrupts: Interrupts,
     in_process: bool,
 ) -> None:
     """The engine that stored is killed, not stopped: its blocks are hits for the next."""
     daemon.start()
-    engines = Engines(tmp_path, model, daemon.socket_path, in_process=in_process)
+    engines = Engines(tmp_path, model, daemon.socket_path, interrupts, in_process=in_process)
     try:
         first = engines.start("first")
         assert_equal(first, expected)
@@ -243,10 +269,11 @@ def test_a_daemon_that_is_absent_or_dies_costs_hits_and_nothing_else(
     model: Path,
     expected: dict[str, list[int]],
     daemon: DaemonProcess,
+    interrupts: Interrupts,
     in_process: bool,
 ) -> None:
     """Absent at start, there later, killed in mid-run, back again: always the same tokens."""
-    engines = Engines(tmp_path, model, daemon.socket_path, in_process=in_process)
+    engines = Engines(tmp_path, model, daemon.socket_path, interrupts, in_process=in_process)
     try:
         engine = engines.start("first")
         assert_equal(engine, expected)

@@ -112,17 +112,9 @@ class SchedulerHalf:
         return False
 
     def take_late_stores(self) -> StepMetadata | None:
-        """Stores decided since the last step, for a rank on this very thread; None if none.
-
-        An engine that steps no more until its next request would keep them waiting.
-        """
+        """Stores decided since the last step, for a rank on this very thread; None if none."""
         try:
-            limits = self._port.limits
-            if self._guard.is_off or limits is None or not self._book.has_waiting():
-                return None
-            stores = self._book.emit(
-                limits.store_blocks_max, now_s=self._clock(), resend_generation=None
-            )
+            stores = () if self._guard.is_off else self._emit(resend_generation=None)
         except Exception:  # noqa: BLE001 - a fault of ours must not end the engine
             self._guard.turn_off("take_late_stores")
             return None
@@ -265,22 +257,19 @@ class SchedulerHalf:
                 )
                 if limit > state.cursor:
                     self._fresh.decide(state, limit, progress.block_hashes, generation)
-        stores: tuple[StoreOrder, ...] = ()
-        if self._book.has_waiting() or self._book.kept_blocks:
-            limits = self._port.limits
-            if limits is not None:
-                stores = self._book.emit(
-                    limits.store_blocks_max,
-                    now_s=self._clock(),
-                    resend_generation=self._store_generation(),
-                )
         return StepMetadata(
             number,
-            stores,
+            self._emit(resend_generation=self._store_generation()),
             self._loads.take_orders(),
             self._book.take_fences(),
             self._loads.take_doomed(),
         )
+
+    def _emit(self, *, resend_generation: int | None) -> tuple[StoreOrder, ...]:
+        limits, now_s = self._port.limits, self._clock()
+        if limits is None:
+            return ()
+        return self._book.emit(limits.store_blocks_max, now_s, resend_generation)
 
     def _take_progress(self, number: int, view: StepView) -> None:
         """Who has which blocks now. All of it comes before any store is decided."""

@@ -125,7 +125,7 @@ class StoreBook:
         return fences
 
     def emit(
-        self, store_blocks_max: int, *, now_s: float, resend_generation: int | None
+        self, store_blocks_max: int, now_s: float, resend_generation: int | None
     ) -> tuple[StoreOrder, ...]:
         """Orders for this step. Kept runs go only when `resend_generation` is given, and is theirs.
 

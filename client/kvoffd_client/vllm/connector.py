@@ -94,9 +94,7 @@ class KvoffdConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """Empty, because some versions leave it out in some steps."""
 
-    def get_finished(
-        self, finished_req_ids: set[str]
-    ) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         del finished_req_ids
         half = self._awake_half()
         if half is None:

@@ -149,7 +149,7 @@ def _move(storages: Sequence[torch.UntypedStorage]) -> tuple[SharedMemory, ...]:
             memory.close()
         raise Refusal(f"the KV pool cannot be moved into shared memory: {error}") from error
     for storage, new in zip(storages, shared, strict=True):
-        storage._swap_data_ptr_(new)  # noqa: SLF001 - see share_pool
+        storage._swap_data_ptr_(new)
     return tuple(memories)
 
 

@@ -6,6 +6,7 @@ Plain picklable values; owns no state.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -13,7 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from kvoffd_client.engine.metadata import RankReport, StepMetadata
+if TYPE_CHECKING:
+    from kvoffd_client.engine.metadata import RankReport, StepMetadata
 
 
 @dataclass

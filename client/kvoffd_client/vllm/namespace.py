@@ -13,12 +13,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import vllm
 
 from kvoffd_client.vllm.hash_root import seed_field
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
@@ -83,9 +83,7 @@ def cpu_byte_order(spec: FullAttentionSpec) -> str:
 
 
 def _config_digest(hf_config: Any) -> str:
-    values = {
-        name: value for name, value in hf_config.to_dict().items() if name not in _NO_MATTER
-    }
+    values = {name: value for name, value in hf_config.to_dict().items() if name not in _NO_MATTER}
     return _digest(values)
 
 

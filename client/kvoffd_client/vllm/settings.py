@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Refusal(Exception):  # noqa: N818 - an outcome of start-up, told in one sentence
+class Refusal(Exception):
     """This engine runs without offload; the message says what is in the way, and why."""
 
 
@@ -30,7 +30,7 @@ class Settings:
     strict: bool = False
     # All that a request may wait for lookups. A lookup takes 1-15 ms beside a busy
     # scheduler thread; smaller, and a scheduling hiccup turns hits into misses.
-    lookup_deadline_s: float = 0.25
+    lookup_deadline_s: float = 0.5
     # From hand-over to the moment at which a load is given up.
     load_deadline_s: float = 5.0
     # How long the engine's start may wait for a daemon that answers; steps never wait.
