@@ -177,6 +177,8 @@ class Demonstration:
             "max_num_batched_tokens": 1024,
             "block_size": _BLOCK_TOKENS,
             "kv_cache_memory_bytes": 96 << 20,
+            # Checked at start-up although the line above decides.
+            "gpu_memory_utilization": 0.3,
             "enforce_eager": True,
             "enable_prefix_caching": True,
             "disable_log_stats": False,

@@ -140,6 +140,9 @@ def options(model: Path, socket: Path | None = None) -> dict[str, Any]:
         "max_num_batched_tokens": 256,
         "block_size": BLOCK_TOKENS,
         "num_gpu_blocks_override": 40,
+        # Some releases ask for most of the memory before they look at the override.
+        "kv_cache_memory_bytes": 64 << 20,
+        "gpu_memory_utilization": 0.3,
         "enforce_eager": True,
         "enable_prefix_caching": True,
         "disable_log_stats": False,

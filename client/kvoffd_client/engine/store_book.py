@@ -55,6 +55,8 @@ class _Run:
     job_id: int | None = None
     ranks_waiting: set[int] | None = None
     worst: StoreResult | None = None
+    #: Of all ranks: one rank's reason to try again is none where another has a reason not to.
+    reasons: set[str] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     is_fenced: bool = False
 
@@ -192,6 +194,7 @@ class StoreBook:
         if run is None or run.ranks_waiting is None or rank not in run.ranks_waiting:
             return False
         run.ranks_waiting.remove(rank)
+        run.reasons.update(entry.reason for entry in (*result.rejected, *result.failed))
         if run.worst is None or _good(result) < _good(run.worst):
             run.worst = result
         if run.ranks_waiting:
@@ -200,18 +203,17 @@ class StoreBook:
         self._forget(run)
         self.ledger.settle(run.worst)
         if _good(run.worst) < len(run.block_ids):
-            self._keep(run, run.worst, now_s)
+            self._keep(run, now_s)
         return True
 
-    def _keep(self, run: _Run, result: StoreResult, now_s: float) -> None:
+    def _keep(self, run: _Run, now_s: float) -> None:
         """Keep what was not stored, if trying again may help and no fence named it."""
-        reasons = {entry.reason for entry in (*result.rejected, *result.failed)}
-        torn = run.is_fenced and reasons == {Reason.REVOKED}
+        torn = run.is_fenced and run.reasons == {Reason.REVOKED}
         if torn:
             if run.tries >= _FENCED_TRIES_MAX:
                 return
             pause_s = 0.0
-        elif reasons <= _WAIT_REASONS and run.tries < _TRIES_MAX:
+        elif run.reasons <= _WAIT_REASONS and run.tries < _TRIES_MAX:
             pause_s = min(
                 self._options.resend_pause_s * 2 ** min(run.tries, 16),
                 self._options.resend_pause_max_s,
