@@ -127,7 +127,7 @@ class Settings(BaseSettings):
 
     sessions_max: int = _setting(256, "open sessions of all roles", "sessions", 1, 1 << 16)
     instances_max: int = _setting(64, "instances with an open session", "instances", 1, 1 << 12)
-    namespaces_max: int = _setting(4096, "namespaces in this daemon's life", "namespaces", 1, 4096)
+    namespaces_max: int = _setting(4095, "namespaces in this daemon's life", "namespaces", 1, 4095)
     ranks_max: int = _setting(256, "ranks of one instance", "ranks", 1, 1 << 12)
     memories_max: int = _setting(128, "memories that one session offers", "memories", 1, 1 << 10)
     memory_bytes_max: ByteCount = _setting(

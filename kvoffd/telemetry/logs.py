@@ -63,9 +63,16 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
 
 def _renderers(form: str, *, is_terminal: bool) -> list[Processor]:
     if form == "console" or (form == "auto" and is_terminal):
-        return [structlog.dev.ConsoleRenderer(colors=is_terminal)]
+        return [
+            structlog.dev.ConsoleRenderer(
+                colors=is_terminal, exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     return [
-        structlog.processors.dict_tracebacks,
+        # Never the frames' variables: session tokens and hashes are among them.
+        structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        ),
         structlog.processors.EventRenamer("event"),
         structlog.processors.JSONRenderer(default=_as_text),
     ]

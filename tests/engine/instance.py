@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvoffd_client.descriptions import (
@@ -46,10 +45,14 @@ class OpenInstance:
         self, plan: Plan, socket_path: str, defect: Defect, *, patient: bool = False
     ) -> None:
         self.identity = (f"engine-{plan.engine}", f"{plan.seed}-{uuid.uuid4().hex}")
-        self._options = SessionOptions(socket_path=socket_path)
+        # Without a fault no session may be lost, or the accounts cannot be compared exactly: a
+        # starved machine is not to be taken for a dead daemon.
+        self._options = SessionOptions(socket_path=socket_path, heartbeat_timeout_s=60.0)
         # After an outage the tests are not to wait long for the next try.
         if patient:
-            self._options = replace(self._options, backoff_max_s=0.3)
+            self._options = SessionOptions(
+                socket_path=socket_path, heartbeat_timeout_s=1.0, backoff_max_s=0.3
+            )
         self._engine = EngineIdentity(
             instance_id=self.identity[0],
             nonce=self.identity[1],
