@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 EXIT_UNHEALTHY = 1
 EXIT_NO_ANSWER = 3
 # What a shell expects of a program that was interrupted.
+PIPE_COLUMNS = 200
 EXIT_INTERRUPTED = 130
 # What grpc.health.v1 is asked about; "" is the daemon as a whole.
 HEALTH_SERVICES = {"daemon": "", "offload": "kvoffd.v1.Offload", "admin": "kvoffd.v1.Admin"}
@@ -142,7 +143,9 @@ def _print(
     if output == "json":
         click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
-        Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table(answer))
+        # A pipe has no width of its own: nothing is to be broken there.
+        width = None if sys.stdout.isatty() else PIPE_COLUMNS
+        Console(highlight=False, width=width).print(table(answer))
 
 
 if __name__ == "__main__":

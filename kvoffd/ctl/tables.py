@@ -159,7 +159,7 @@ def _facts(title: str, facts: Sequence[tuple[str, object]]) -> Table:
     table.add_column(style="dim", min_width=18)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, _text(value))
+        table.add_row(_text(name), _text(value))
     return table
 
 
