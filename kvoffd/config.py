@@ -137,8 +137,8 @@ class Settings(BaseSettings):
     pool_blocks_max: int = _setting(1 << 28, "blocks of one rank's pool", "blocks", 1, 1 << 31)
     ticket_cells_max: int = _setting(1 << 16, "cells of one ticket page", "cells", 1, 1 << 20)
     store_blocks_max: int = _setting(4096, "blocks of one store job", "blocks", 1, 4096)
-    load_blocks_max: int = _setting(4096, "blocks of one load job", "blocks", 1, 4096)
-    lookup_blocks_max: int = _setting(4096, "blocks of one lookup", "blocks", 1, 1 << 16)
+    load_blocks_max: int = _setting(1 << 14, "blocks of one load job", "blocks", 1, 1 << 16)
+    lookup_blocks_max: int = _setting(1 << 14, "blocks of one lookup", "blocks", 1, 1 << 16)
     jobs_in_flight_max: int = _setting(
         1024, "jobs of one session without an outcome", "jobs", 1, 1 << 16
     )

@@ -301,7 +301,7 @@ class SchedulerPort(Protocol):
 
         Takes microseconds. The result comes in any case: after a lost
         connection or the session's own time limit with a `reason`. More than
-        `lookup_blocks_max` hashes are cut to that many.
+        `lookup_blocks_max` hashes are cut to that many, or to `load_blocks_max` where that is less.
         """
 
     def renew(self, lease_id: int) -> PendingRenewal:

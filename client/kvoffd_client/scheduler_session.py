@@ -169,7 +169,9 @@ class SchedulerSession(Session):
                 self._resets.enter(waiter)
 
     def _take_lookup(self, request: LookupAsked, connection: Connection) -> None:
-        hashes = request.block_hashes[: connection.facts.limits.lookup_blocks_max]
+        limits = connection.facts.limits
+        # A hit that is too long for one load would fail as a whole.
+        hashes = request.block_hashes[: min(limits.lookup_blocks_max, limits.load_blocks_max)]
         joined = b"".join(hashes)
         hash_bytes = len(hashes[0]) if hashes else 0
         if not joined or any(len(block_hash) != hash_bytes for block_hash in hashes):

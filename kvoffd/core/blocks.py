@@ -154,14 +154,13 @@ class Blocks:
 
         Held ones go with their last hold. The pending ones have been aborted before.
         """
-        dropped = 0
-        for entry in self.index.of_namespace(namespace.namespace).values():
-            if entry.state is BlockState.READY:
-                dropped += 1
-                self._forget(entry)
-                if not entry.holds:
-                    self._release(turn, entry)
-        return dropped
+        found = self.index.of_namespace(namespace.namespace).values()
+        ready = [entry for entry in found if entry.state is BlockState.READY]
+        for entry in ready:
+            self._forget(entry)
+            if not entry.holds:
+                self._release(turn, entry)
+        return len(ready)
 
     def _seal(self, turn: Turn, entry: BlockEntry) -> None:
         namespace = self.namespaces.get(entry.key.namespace)

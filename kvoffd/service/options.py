@@ -33,9 +33,9 @@ class ServiceOptions:
     #: Blocks of one store job.
     store_blocks_max: int = 4096
     #: Blocks of one load job.
-    load_blocks_max: int = 4096
+    load_blocks_max: int = 1 << 14
     #: Blocks of one lookup.
-    lookup_blocks_max: int = 4096
+    lookup_blocks_max: int = 1 << 14
     #: Store and load jobs of one session that have no outcome yet.
     jobs_in_flight_max: int = 1024
     #: How often a client shall send a heartbeat.

@@ -105,6 +105,15 @@ class CacheMachine(RuleBasedStateMachine):
             if plan.job == job.ref:
                 self.end_store(store_id)
 
+    @precondition(lambda self: self.oracle.stores)
+    @rule(who=PICK, which=PICK, rank=RANK)
+    def begin_rival(self, who, which, rank):
+        """A job for blocks that another job is writing just now."""
+        rival = self.oracle.jobs[pick(list(self.oracle.stores.values()), which).job]
+        where = [view.namespace for view in self.namespaces].index(rival.namespace)
+        path = rival.hashes[-1].decode()
+        self.begin_job(who, where, rival.group, path, len(path) - len(rival.hashes), rank, 0)
+
     @precondition(lambda self: self.open_jobs())
     @rule(which=PICK, rank=RANK)
     def join_job(self, which, rank):
@@ -162,9 +171,7 @@ class CacheMachine(RuleBasedStateMachine):
         """The engine takes the source blocks of a job back."""
         job = pick(list(reversed(self.oracle.jobs.values())), which)
         job.revoked = True
-        self.oracle.apply(
-            self.cache.revoke_job(job.ref, UnstoredReason.REVOKED, self.now_s)
-        )
+        self.oracle.apply(self.cache.revoke_job(job.ref, UnstoredReason.REVOKED, self.now_s))
         assert job.settled.keys() == job.begun, f"revoked, and not settled: {job}"
 
     # Lookups and loads
@@ -197,6 +204,21 @@ class CacheMachine(RuleBasedStateMachine):
                 view.ranks_total,
                 self.now_s + result.lease_ttl_s,
             )
+
+    @precondition(lambda self: self.oracle.ready)
+    @rule(who=PICK, which=PICK, rank=RANK, released=st.booleans())
+    def load_ready(self, who, which, rank, released):
+        """A rank begins to load a prefix that is there; its lease may go before the copy ends."""
+        key = pick(sorted(self.oracle.ready), which)
+        numbers = [view.namespace for view in self.namespaces]
+        where = numbers.index(key.namespace)
+        before = set(self.oracle.leases)
+        self.lookup(who, where, key.group, key.block_hash.decode())
+        for place, lease_id in enumerate(list(self.oracle.leases)):
+            if lease_id not in before:
+                self.begin_load(place, rank, 0, all_blocks=True)
+                if released:
+                    self.release(place)
 
     @precondition(lambda self: self.oracle.leases)
     @rule(which=PICK, rank=RANK, skip=PICK, all_blocks=st.booleans())
@@ -273,7 +295,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     # Time, resets and deaths
 
-    @rule(passed_s=st.sampled_from([1.0, 4.0, 11.0, 31.0]))
+    @rule(passed_s=st.sampled_from([1.0, 2.0, 4.0, 11.0, 31.0]))
     def expire(self, passed_s):
         """Time passes; leases and jobs whose deadline it passes are over."""
         self.now_s += passed_s
@@ -283,6 +305,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.oracle.apply(effects)
         assert overdue.isdisjoint(self.oracle.leases)
 
+    # Resets and deaths are let in where something runs that they cut through.
+    @precondition(lambda self: self.oracle.loads or (self.oracle.stores and self.job_ids % 3 == 0))
     @rule(where=PICK)
     def reset(self, where):
         """No block of a namespace is found after its reset, and its jobs are over."""
@@ -295,6 +319,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.oracle.forget_generation(namespace)
         self.oracle.apply(result.effects)
 
+    @precondition(lambda self: self.oracle.leases or self.oracle.stores)
     @rule(who=PICK)
     def drop(self, who):
         """An engine dies, and another one starts in its place."""
@@ -318,19 +343,15 @@ class CacheMachine(RuleBasedStateMachine):
         with pytest.raises(errors.StoreNotFound):
             self.cache.abort_store(StoreId(10**6), UnstoredReason.COPIER, self.now_s)
         with pytest.raises(errors.LoadNotFound):
-            self.cache.end_load(LoadId(10**6), True, self.now_s)
+            self.cache.end_load(LoadId(10**6), loaded=True, now_s=self.now_s)
         if self.open_jobs():
             job = pick(self.open_jobs(), which)
             head = (job.namespace, job.generation, job.group, job.parent)
             with pytest.raises(errors.JobConflict):
-                self.cache.begin_store(
-                    job.ref, min(job.begun), *head, job.hashes, self.now_s
-                )
+                self.cache.begin_store(job.ref, min(job.begun), *head, job.hashes, self.now_s)
             missing = min(r for r in range(job.ranks_total) if r not in job.begun)
             with pytest.raises(errors.JobConflict):
-                self.cache.begin_store(
-                    job.ref, missing, *head, (*job.hashes, b"other"), self.now_s
-                )
+                self.cache.begin_store(job.ref, missing, *head, (*job.hashes, b"other"), self.now_s)
         assert self.cache.statistics() == before
 
     # Always

@@ -199,9 +199,11 @@ class Oracle:
             parent = key._replace(block_hash=key.block_hash[:-1])
             assert parent not in evicted, f"{parent} is evicted before its tail {key}"
         for lease in self.leases.values():
-            assert evicted.isdisjoint(lease.keys), f"a block of lease {lease.lease_id} is evicted"
+            if lease.generation == self.generations[lease.keys[0].namespace]:
+                assert evicted.isdisjoint(lease.keys), f"evicted from lease {lease.lease_id}"
         for load in self.loads.values():
-            assert evicted.isdisjoint(load.keys), f"a block of load {load.load_id} is evicted"
+            if load.lease.generation == self.generations[load.keys[0].namespace]:
+                assert evicted.isdisjoint(load.keys), f"evicted under load {load.load_id}"
 
     def _apply_settled(self, settled: JobSettled) -> None:
         job = self.jobs[settled.job]
@@ -254,9 +256,7 @@ class Oracle:
         """The namespace was reset: none of its blocks may be found."""
         self.ready = {key: seq for key, seq in self.ready.items() if key.namespace != namespace}
         for job in self.jobs.values():
-            if job.namespace == namespace and len(job.settled) < len(job.begun):
-                job.revoked = True
-            elif job.namespace == namespace and not job.settled:
+            if job.namespace == namespace and job.settled.keys() != job.begun:
                 job.revoked = True
 
     def prefix(self, keys: list[BlockKey]) -> int:

@@ -44,6 +44,8 @@ SEARCH = settings(
 
 
 class HoldsIgnored(Blocks):
+    """Fault 1: nothing is protected."""
+
     def hold(self, entry):
         """Counts nothing."""
 
@@ -52,11 +54,15 @@ class HoldsIgnored(Blocks):
 
 
 class AbortLeaks(Blocks):
+    """Fault 2: slots are kept for ever."""
+
     def _release_slot(self, turn, entry, rank):
         """Keeps it."""
 
 
 class NoHoldOfLoad(Leases):
+    """Fault 3: only the lease protects."""
+
     def begin_load(self, *args):
         plan = super().begin_load(*args)
         for entry in self._loads[plan.load_id].entries:
@@ -70,6 +76,8 @@ class NoHoldOfLoad(Leases):
 
 
 class TwiceBegun(Stores):
+    """Fault 4: the first begin is forgotten."""
+
     def begin(self, turn, request, refusal, now_s):
         job = self._jobs.get(request.job)
         if job is not None:
@@ -94,7 +102,9 @@ class RevokedCommitSeals(Blocks):
             self._close_shard(entry, rank)
             self.slots_quarantined -= 1
             entry.committed |= 1 << rank
-            if entry.committed == entry.ranks_all and self.index.get(entry.key) is None:
+            current = self.namespaces.get(entry.key.namespace).generation == entry.generation
+            free = current and self.index.get(entry.key) is None
+            if entry.committed == entry.ranks_all and free:
                 self.pending += 1
                 self.index.link(entry)
                 self._seal(turn, entry)
@@ -103,17 +113,23 @@ class RevokedCommitSeals(Blocks):
 
 
 class GenerationUnchecked(Stores):
+    """Fault 6: a reset leaves pending blocks alone."""
+
     def reset(self, turn, namespace):
         """Lets the pending blocks live."""
 
 
 class GenerationUncheckedBlocks(Blocks):
+    """Fault 6: the seal looks at no generation."""
+
     def _seal(self, turn, entry):
         entry.generation = self.namespaces.get(entry.key.namespace).generation
         super()._seal(turn, entry)
 
 
 class ReadyTooEarly(Blocks):
+    """Fault 7: the first commit seals."""
+
     def commit_shard(self, turn, entry, rank):
         if entry.state is BlockState.READY:
             self._close_shard(entry, rank)
@@ -124,11 +140,15 @@ class ReadyTooEarly(Blocks):
 
 
 class HeadFirstIndex(Index):
+    """Fault 8: children do not count."""
+
     def may_go(self, entry):
         return entry.linked and not entry.holds and entry.state is BlockState.READY
 
 
 class HeadFirst(Blocks):
+    """Fault 8: an index that does not count children."""
+
     def __init__(self, options, policy):
         super().__init__(options, policy)
         self.index = HeadFirstIndex(policy)
@@ -136,11 +156,15 @@ class HeadFirst(Blocks):
 
 
 class NeverPromoted(Stores):
+    """Fault 9: waiters are left waiting."""
+
     def _promote(self, turn, waiters):
         """Leaves them waiting."""
 
 
 class FreedUnderCopy(Blocks):
+    """Fault 10: an abort frees all slots at once."""
+
     def abort(self, turn, entry):
         entry.open = 0
         super().abort(turn, entry)
@@ -156,11 +180,15 @@ class FreedUnderCopy(Blocks):
 
 
 class ParentUnprotected(Stores):
+    """Fault 11: the block before the first is fair game."""
+
     def _protect_parent(self, turn, job):
         """Protects nothing."""
 
 
 class HalfDone(Eviction):
+    """Fault 12: failing to make room still takes one block out."""
+
     def make_room(self, turn, slot_bytes, slots):
         victims = super().make_room(turn, slot_bytes, slots)
         coldest = self._policy.coldest(slot_bytes)
@@ -170,29 +198,39 @@ class HalfDone(Eviction):
 
 
 class NotAllOrNothing(Blocks):
+    """Fault 12: what was chosen is not put back."""
+
     def __init__(self, options, policy):
         super().__init__(options, policy)
         self._eviction = HalfDone(self.index, self.allocator, policy)
 
 
 class NoDeadline(Stores):
+    """Fault 13: nothing is overdue."""
+
     def expire(self, turn, now_s):
         """Gives nothing up."""
 
 
 class AnybodysLease(Leases):
+    """Fault 14: the owner is not checked."""
+
     def _of(self, instance, lease_id):
         lease = self._leases.get(lease_id)
         return super()._of(lease.instance if lease else instance, lease_id)
 
 
 class OtherVerdict(Stores):
+    """Fault 15: a decided job is forgotten at once."""
+
     def _settle(self, turn, job):
         super()._settle(turn, job)
         self._remembered.pop(job.ref, None)
 
 
 class AlwaysGood(Leases):
+    """Fault 16: the generation is not checked at the end."""
+
     def end_load(self, turn, load_id):
         load = super().end_load(turn, load_id)
         load.lease.generation = load.lease.namespace.generation
@@ -200,6 +238,8 @@ class AlwaysGood(Leases):
 
 
 class RecklessEviction(Eviction):
+    """Fault 17: holds and descendants do not count."""
+
     def _sweep(self, extent, limit, chosen):
         victims = {
             entry
@@ -210,12 +250,16 @@ class RecklessEviction(Eviction):
 
 
 class RecklessReclaim(Blocks):
+    """Fault 17: extents are swept without a look."""
+
     def __init__(self, options, policy):
         super().__init__(options, policy)
         self._eviction = RecklessEviction(self.index, self.allocator, policy)
 
 
 class LeasesStay(Leases):
+    """Fault 18: death takes no lease back."""
+
     def drop(self, turn, instance):
         """Takes nothing back."""
 
@@ -252,6 +296,5 @@ def test_the_machine_catches_a_seeded(fault):
     machine = type(
         "BrokenMachine", (CacheMachine,), {"cache_type": broken, "checks_invariants": False}
     )
-    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)) as caught:
+    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
         run_state_machine_as_test(machine, settings=SEARCH)
-    import sys; print("CAUGHT", fault, "|", repr(caught.value)[:230], file=sys.stderr)

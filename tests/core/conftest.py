@@ -1,0 +1,5 @@
+"""Fixtures of the tests of the core."""
+
+from core.core_driver import driver
+
+__all__ = ["driver"]
