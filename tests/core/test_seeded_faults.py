@@ -240,7 +240,7 @@ class AlwaysGood(Leases):
 class RecklessEviction(Eviction):
     """Fault 17: holds and descendants do not count."""
 
-    def _sweep(self, extent, limit, chosen):
+    def _sweep(self, extent, _limit, chosen):
         victims = {
             entry
             for entry in extent.used.values()
