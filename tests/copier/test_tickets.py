@@ -234,7 +234,7 @@ def test_a_store_revoked_under_its_copy_is_not_reported_as_copied(run):
             engine.tickets.revoke(job[1])
             end = await rig.end(store)
             assert end.outcome is Outcome.REVOKED
-            assert 0 < end.bytes_copied < 60 * size
+            assert end.bytes_copied < 60 * size
 
     run(scenario)
 
@@ -300,7 +300,7 @@ def test_a_load_revoked_under_its_copy_ends_and_says_so(run):
             after = engine.pool()
             end = await rig.end(load)
             assert end.outcome is Outcome.REVOKED
-            assert 0 < end.bytes_copied < 60 * size
+            assert end.bytes_copied < 60 * size
             assert engine.pool() == after
 
     run(scenario)

@@ -279,7 +279,7 @@ def test_bad_questions_of_a_scheduler(daemon: DaemonProcess) -> None:
                     scheduler.lookup_request([1], hash_bytes=33),
                     scheduler.lookup_request([1], hash_bytes=31),
                     scheduler.lookup_request([]),
-                    scheduler.lookup_request(range(5000)),
+                    scheduler.lookup_request(range(20_000)),
                     scheduler.lookup_request([1], group=4),
                 ],
                 Code.ABORTED: [

@@ -303,8 +303,9 @@ def test_a_daemon_that_is_absent_or_dies_costs_hits_and_nothing_else(
 
         # Loads and stores of the crowd are under way when the daemon goes.
         engine.ask("drop_cache")
+        before = status_of(daemon)["ledger"]["submitted"]
         engine.begin("generate", prompts=crowded(), max_tokens=48, together=True)
-        wait_until_busy(daemon)
+        wait_until_busy(daemon, before)
         daemon.kill()
         reply = engine.finish("generate")
         for index, answer in enumerate(reply["answers"]):
@@ -334,9 +335,9 @@ def wait_until_registered(daemon: DaemonProcess, engine: EngineProcess) -> None:
     pytest.fail(f"the engine did not come back:\n{daemon.last_words()}")
 
 
-def wait_until_busy(daemon: DaemonProcess) -> None:
-    before = status_of(daemon)["ledger"]["submitted"]
-    for _ in range(400):
+def wait_until_busy(daemon: DaemonProcess, before: int) -> None:
+    """Until the engine has stored something beyond the `before` blocks."""
+    for _ in range(2000):
         if status_of(daemon)["ledger"]["submitted"] > before:
             return
         wait_a_little(0.01)
