@@ -23,6 +23,12 @@ def check_engine(config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> F
     """The one kind of KV cache of an engine that can be served. Raises Refusal."""
     if kv_cache_config is None:
         raise Refusal("this vLLM does not tell its connector how the KV cache is made")
+    role = config.kv_transfer_config.kv_role
+    if role != "kv_both":
+        raise Refusal(f"kv_role {role} is not supported; use kv_both")
+    device = config.device_config.device_type
+    if device != "cpu":
+        raise Refusal(f"the KV cache is on a device of type {device}; only cpu is supported yet")
     spec = _spec(kv_cache_config)
     parallel = config.parallel_config
     for name, size in (
