@@ -117,6 +117,7 @@ def _process_wide_things() -> None:
             pass
 
     asyncio.run(use_grpc())
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

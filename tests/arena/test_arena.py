@@ -34,7 +34,8 @@ def arena():
     made.close()
     gc.collect()
     after = {entry.name for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-    assert after == before
+    # Fewer is fine: what somebody else left to the garbage collector may go meanwhile.
+    assert after <= before
 
 
 def _record(slot: int, **changes) -> SlotRecord:
@@ -286,7 +287,8 @@ def test_an_arena_that_does_not_fit_is_refused_with_numbers():
         Arena.create(ArenaOptions(1 << 20, 1 << 30, 1 << 20))
     Arena.create(OPTIONS, room=lambda: Room(needed, "a test")).close()
     after = {entry.name for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-    assert after == before
+    # Fewer is fine: what somebody else left to the garbage collector may go meanwhile.
+    assert after <= before
 
 
 def _machine(tmp_path, cgroup: str) -> Path:
