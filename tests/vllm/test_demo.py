@@ -99,13 +99,13 @@ def test_an_interrupted_demonstration_leaves_nothing(
     tmp_path: Path, step: int, number: signal.Signals
 ) -> None:
     before = {path.name for path in SHARED_MEMORY.iterdir()}
-    demo = start(tmp_path)
-    if step:
-        read_until(demo, f"[{step}/".encode())
-    demo.send_signal(number)
-    # An interpreter that has not yet taken the signals over dies of them, with nothing made.
-    early = {-number, 1} if step == 0 else set()
-    assert demo.wait(END_DEADLINE_S) in {128 + number} | early
+    with start(tmp_path) as demo:
+        if step:
+            read_until(demo, f"[{step}/".encode())
+        demo.send_signal(number)
+        # An interpreter that has not yet taken the signals over dies of them, with nothing made.
+        early = {-number, 1} if step == 0 else set()
+        assert demo.wait(END_DEADLINE_S) in {128 + number} | early
     assert left_processes(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
     assert orphaned_memory(before) == set()
@@ -114,9 +114,9 @@ def test_an_interrupted_demonstration_leaves_nothing(
 def test_the_demonstration_shows_equal_tokens_and_hits(tmp_path: Path) -> None:
     """It ends with 0, and says so in one table; afterwards nothing of it is left."""
     before = {path.name for path in SHARED_MEMORY.iterdir()}
-    demo = start(tmp_path)
-    said = read_until(demo, b"").decode()
-    assert demo.wait(END_DEADLINE_S) == 0, said
+    with start(tmp_path) as demo:
+        said = read_until(demo, b"").decode()
+        assert demo.wait(END_DEADLINE_S) == 0, said
     assert said.count("equal") == 4, said
     assert "DIFFERENT" not in said
     assert left_processes(tmp_path) == []
