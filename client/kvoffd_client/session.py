@@ -198,7 +198,7 @@ class Session:
                 self._enter(SessionState.CONNECTING, self._reason)
                 await self._try_once()
         finally:
-            self._went_down()
+            self._fall()
             self._enter(SessionState.CLOSED, "closed")
             if self._io is not None:
                 self._io.let_go(self)
@@ -237,7 +237,7 @@ class Session:
             logger.exception("kvoffd: an internal error ended a session")
             return SessionClosed(f"internal error: {error!r}")
         finally:
-            self._went_down()
+            self._fall()
         return None
 
     async def _serve_channel(self, handshake: Handshake) -> None:
@@ -253,7 +253,7 @@ class Session:
             )
             await self._serve(connection)
         finally:
-            self._went_down()
+            self._fall()
             closing = asyncio.ensure_future(channel.close())
             await asyncio.wait([closing], timeout=TEARDOWN_S)
 
@@ -275,7 +275,7 @@ class Session:
                     end.result()
                     raise SessionClosed("the daemon ended the stream")
         finally:
-            self._went_down()
+            self._fall()
             if self._state is SessionState.UP and not self._closing.is_set():
                 # The reason follows when the teardown is through.
                 self._enter(SessionState.LOST, "the connection ended")
@@ -329,6 +329,13 @@ class Session:
             if not reply.instance_complete:
                 pause_s = min(heartbeat_s, _HEARTBEAT_INCOMPLETE_S)
             await asyncio.sleep(pause_s)
+
+    def _fall(self) -> None:
+        """Answer what is open. A fault in that must not keep the connection, or its end, open."""
+        try:
+            self._went_down()
+        except Exception:
+            logger.exception("kvoffd: an internal error in ending a session's work")
 
     # --- states and what is said of them ---------------------------------------------
 

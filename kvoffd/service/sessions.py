@@ -12,6 +12,7 @@ import enum
 import os
 import secrets
 import select
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -194,13 +195,14 @@ class Sessions:
         session.close_reason = reason
         session.ended.set()
         del self._sessions[session.token]
-        try:
-            for listener in self.closed:
-                listener(session)
-        finally:
-            session.link.close(code, reason)
+        with ExitStack() as ending:
+            # Last in, first out: the memories go last. A step that fails, by a fault of ours,
+            # is raised after the others were taken.
             if session.seat is None:
-                session.close_memories()
+                ending.callback(session.close_memories)
+            ending.callback(session.link.close, code, reason)
+            for listener in reversed(self.closed):
+                ending.callback(listener, session)
 
     def close_all(self, code: CloseCode, reason: str) -> None:
         """End all sessions."""
