@@ -120,14 +120,20 @@ ci: ## what every change must pass; no engine needed
 
 # --- with engines, and heavy -------------------------------------------------
 
-.PHONY: ci-vllm test-vllm stress bench demo run lock clean
-ci-vllm: test-vllm ## the tests with every supported vLLM
+.PHONY: ci-vllm engines test-vllm stress bench demo run lock clean
+# Engines wait more than they compute, so the versions share the cores; each one's words
+# come together, at its end.
+ci-vllm: engines ## the tests with every supported vLLM, side by side
+	$(MAKE) --jobs=2 --output-sync=target $(addprefix test-vllm-,$(VLLM_VERSIONS))
 
-test-vllm: $(foreach version,$(VLLM_VERSIONS),.venvs/vllm-$(version)/ready) ## the same, or one: VLLM_VERSIONS=0.32.0
-	@for version in $(VLLM_VERSIONS); do \
-		printf '\n== tests with vLLM %s\n' "$$version"; \
-		.venvs/vllm-$$version/bin/python -m pytest tests/vllm -m vllm $(ARGS); \
-	done
+test-vllm: engines ## the same, one after the other; or one: VLLM_VERSIONS=0.32.0
+	$(MAKE) $(addprefix test-vllm-,$(VLLM_VERSIONS))
+
+engines: $(foreach version,$(VLLM_VERSIONS),.venvs/vllm-$(version)/ready) ## their environments alone
+
+test-vllm-%: .venvs/vllm-%/ready
+	$(call say,tests with vLLM $*)
+	.venvs/vllm-$*/bin/python -m pytest tests/vllm -m vllm $(ARGS)
 
 stress: setup ## minutes of chaos; see tests/README.md
 	$(call say,stress)
