@@ -120,7 +120,7 @@ ci: ## what every change must pass; no engine needed
 
 # --- with engines, and heavy -------------------------------------------------
 
-.PHONY: ci-vllm engines test-vllm stress bench demo run lock clean
+.PHONY: ci-vllm engines test-vllm stress bench bench-vllm demo run lock clean
 # Engines wait more than they compute, so the versions share the cores; each one's words
 # come together, at its end.
 ci-vllm: engines ## the tests with every supported vLLM, side by side
@@ -142,6 +142,10 @@ stress: setup ## minutes of chaos; see tests/README.md
 bench: setup ## throughput, lookup and hook times, measured here and now
 	$(call say,benchmark)
 	$(VENV_PYTHON) tests/bench/bench.py $(ARGS)
+
+bench-vllm: .venvs/vllm-$(DEMO_VLLM)/ready ## the connector's part of a real engine's steps
+	$(call say,benchmark with vLLM $(DEMO_VLLM))
+	.venvs/vllm-$(DEMO_VLLM)/bin/python -m tests.bench.vllm_steps $(ARGS)
 
 demo: .venvs/vllm-$(DEMO_VLLM)/ready ## a real engine stores, restarts, and recomputes nothing
 	.venvs/vllm-$(DEMO_VLLM)/bin/python deploy/demo/demo.py $(ARGS)

@@ -130,7 +130,10 @@ class Connection:
                 seqpacket.discard(self._socket)
         self._queue.clear()
         self._socket.close()
-        log.info("session closed", code=code.value if code else None, reason=reason)
+        # An operator's look is no event: they may ask every few seconds.
+        is_look = self._session is not None and self._session.role is Role.ADMIN and code is None
+        say = log.debug if is_look else log.info
+        say("session closed", code=code.value if code else None, reason=reason)
         self._closed(self)
 
     # --- Receiving --------------------------------------------------------------------
