@@ -83,8 +83,15 @@ def serve(file: Path | None, **flags: str | bool | None) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(daemon_options(settings)))
     except (KvoffdError, OSError) as error:
-        log.error("cannot serve", reason=str(error))  # noqa: TRY400 - a sentence, not our frames
+        log.error("cannot serve", reason=_sentence(error))  # noqa: TRY400 - not our frames
         sys.exit(EXIT_FAILED)
+
+
+def _sentence(error: Exception) -> str:
+    """What is the matter, without the kernel's number for it."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}."
+    return str(error)
 
 
 @main.group(name="config")
