@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+# One place in so many, among jobs in flight and among tickets, is kept for loads: a burst of
+# stores must not be the reason that a request recomputes what is there.
+LOADS_PART = 8
+
 
 class SessionState(enum.StrEnum):
     """Where a session stands. Only UP takes work."""

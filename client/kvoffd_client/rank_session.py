@@ -28,6 +28,7 @@ from kvoffd_client.messages import (
     store_result,
 )
 from kvoffd_client.ports import (
+    LOADS_PART,
     NO_COMPLETIONS,
     Completions,
     LoadResult,
@@ -99,7 +100,7 @@ class RankSession(Session):
         self._wake_writer = asyncio.Event()
         self._all_answered = asyncio.Event()
         self._is_leaving = False
-        self._has_left = asyncio.Event()
+        self._stream_ended = asyncio.Event()
         self._closing_reason: str | None = None
         self._stream: Any = None
         self._opened_epoch = 0
@@ -117,9 +118,10 @@ class RankSession(Session):
             self._answer(step, Reason.NOT_CONNECTED)
             return
         room = limits.jobs_in_flight_max - self._in_flight_jobs
+        stores_room = room - limits.jobs_in_flight_max // LOADS_PART
         self._in_flight_jobs += jobs
-        if jobs > room:
-            step, refused = _cut(step, max(room, 0))
+        if jobs > stores_room:
+            step, refused = _cut(step, max(room, 0), max(stores_room, 0))
             self._answer(refused, Reason.OVERLOADED)
         if not (step.stores or step.loads or step.revoked_job_ids):
             return
@@ -249,7 +251,6 @@ class RankSession(Session):
                 goodbye = offload_pb2.StreamGoodbye(reason="closed by the engine")
                 await self._write_one(offload_pb2.RankMessage(goodbye=goodbye))
                 await self._stream.done_writing()
-                self._has_left.set()
                 self._is_leaving = False
 
     def _next_steps(self) -> list[Step]:
@@ -276,6 +277,7 @@ class RankSession(Session):
         while True:
             reply = await self._stream.read()
             if reply is grpc.aio.EOF:
+                self._stream_ended.set()
                 raise SessionClosed(self._closing_reason or "the daemon ended the stream")
             match reply.WhichOneof("message"):
                 case "completions":
@@ -345,7 +347,7 @@ class RankSession(Session):
     def _went_up(self, connection: Connection) -> None:
         self._connection = connection
         self._is_leaving = False
-        self._has_left.clear()
+        self._stream_ended.clear()
         self._closing_reason = None
         self._wake_writer.clear()
         self._all_answered.set()
@@ -376,12 +378,13 @@ class RankSession(Session):
     async def _leave(self) -> None:
         self._is_leaving = True
         self._wake_writer.set()
-        await self._has_left.wait()
+        # A stream that is cancelled takes what the daemon has not read with it.
+        await self._stream_ended.wait()
 
 
-def _cut(step: Step, room: int) -> tuple[Step, Step]:
+def _cut(step: Step, room: int, stores_room: int) -> tuple[Step, Step]:
     """The part of a step that fits, loads first, and the rest."""
     loads = step.loads[:room]
-    stores = step.stores[: room - len(loads)]
+    stores = step.stores[: max(stores_room - len(loads), 0)]
     rest = Step(step.stores[len(stores) :], step.loads[len(loads) :])
     return Step(stores, loads, step.revoked_job_ids), rest

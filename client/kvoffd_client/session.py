@@ -50,6 +50,7 @@ class SessionStatus:
 
     state: SessionState
     reason: str  # why it is not up; empty when it is
+    attempts: int
     connects: int
     outages: int
 
@@ -75,6 +76,7 @@ class Session:
         self._state = SessionState.ABSENT
         self._reason = "not started"
         self._limits: Limits | None = None
+        self._attempts = 0
         self._connects = 0
         self._outages = 0
         self._generation = 0
@@ -117,7 +119,9 @@ class Session:
 
     @property
     def status(self) -> SessionStatus:
-        return SessionStatus(self.state, self._reason, self._connects, self._outages)
+        return SessionStatus(
+            self.state, self._reason, self._attempts, self._connects, self._outages
+        )
 
     def wait_until(self, state: SessionState, timeout_s: float) -> bool:
         """Wait for a state, bounded; for start-up and tests, never within a step."""
@@ -206,6 +210,7 @@ class Session:
 
     async def _try_once(self) -> None:
         """Live one connection from its first to its last moment, then pause."""
+        self._attempts += 1
         attempt = self._attempt = asyncio.create_task(self._live())
         await asyncio.wait([attempt])
         self._attempt = None

@@ -152,6 +152,9 @@ class StoresTheFinalToken(Defect):
             def finished(
                 self, request_id: str, computed: int, total: int, hashes: Any, blocks: Any
             ) -> bool:
+                state = self._inside._requests.get(request_id)
+                if state is not None:
+                    state.scheduled_tokens += 1
                 ended: bool = self._inside.finished(
                     request_id, computed + 1, total + 1, hashes, blocks
                 )

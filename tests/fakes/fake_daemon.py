@@ -222,6 +222,8 @@ class _Offload(offload_pb2_grpc.OffloadServicer):
                 self._daemon.note(lambda seen, s=step: seen.steps.append(s))
                 for reply in answers(step, self._daemon.do):
                     replies.put(reply)
+        # The client has ended its half, so the stream ends.
+        replies.put(None)
 
     def Prefix(  # noqa: N802 - gRPC's name
         self, request_iterator: Iterator[offload_pb2.PrefixMessage], context: grpc.ServicerContext

@@ -29,10 +29,17 @@ class FreshBlocks:
         #: Handed out since the last reset; None while there was none.
         self._given: set[int] | None = None
 
-    def give(self, block_ids: Iterable[int]) -> None:
-        """Blocks were handed out: what they will hold is computed from now on."""
-        if self._given is not None:
+    def give(self, block_ids: Iterable[int], *, is_fresh: bool) -> None:
+        """Blocks were handed out: what they will hold is computed from now on.
+
+        Not fresh: by a request that was alive at the reset, from what was there before.
+        """
+        if self._given is None:
+            return
+        if is_fresh:
             self._given.update(block_ids)
+        else:
+            self._given.difference_update(block_ids)
 
     def reset(self) -> None:
         self._given = set()

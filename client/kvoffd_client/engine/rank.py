@@ -29,6 +29,7 @@ from kvoffd_client.engine.store_book import FORWARD_RAISED, NO_TICKET
 from kvoffd_client.engine.types import RankOptions, RankStatistics
 from kvoffd_client.ledger import Ledger
 from kvoffd_client.ports import (
+    LOADS_PART,
     Completions,
     LoadWork,
     RankPort,
@@ -136,6 +137,7 @@ class RankHalf:
                 self._start_loads(metadata)
         except Exception:  # noqa: BLE001 - a fault of ours must not end the engine
             self._turn_off("start_loads")
+            self._end_loads(metadata)
 
     def finish_step(self, metadata: StepMetadata | None) -> FinishedLoads:
         """The unconditional hook: hand the step's stores over, each once, and see what ended."""
@@ -150,6 +152,7 @@ class RankHalf:
                 self._drain(self._port.drain())
         except Exception:  # noqa: BLE001 - a fault of ours must not end the engine
             self._turn_off("finish_step")
+            self._end_loads(metadata)
         return self._take_finished()
 
     def take_late_stores(self, metadata: StepMetadata) -> None:
@@ -224,7 +227,11 @@ class RankHalf:
             if self._guard.is_off:
                 self._loads.refuse(order, OFF)
                 continue
-            work = self._loads.begin(order)
+            try:
+                work = self._loads.begin(order)
+            except Exception:
+                self._loads.refuse(order, OFF)
+                raise
             if work is None:
                 continue
             works.append(work)
@@ -261,6 +268,8 @@ class RankHalf:
             self._send(works)
 
     def _store_work(self, order: StoreOrder) -> StoreWork | None:
+        if self._tickets.cells_free <= self._tickets.cells // LOADS_PART:
+            return None
         cell = self._tickets.allocate(order.job_id)
         if cell is None:
             return None
@@ -314,3 +323,16 @@ class RankHalf:
     def _turn_off(self, hook: str) -> None:
         self._guard.turn_off(hook)
         self._loads.doom_all(OFF)
+        # Nobody watches these blocks any more: whatever the copies read is void.
+        for cell in self._cell_of_store.values():
+            self._tickets.revoke(cell)
+
+    def _end_loads(self, metadata: StepMetadata | None) -> None:
+        """After a fault: whatever is broken, loads still end, or their requests never would."""
+        try:
+            for order in () if metadata is None else metadata.loads:
+                if self._seen.add(order.job_id):
+                    self._loads.refuse(order, OFF)
+            self._loads.work()
+        except Exception:  # noqa: BLE001 - the next step tries again
+            self._guard.turn_off("end_loads")

@@ -19,6 +19,8 @@ class RequestState:
     admitted_step: int = 0
     #: Tokens that the engine found in its own cache when it last asked for more.
     local_tokens: int = 0
+    #: The most tokens that a step was to compute for it: what is done at most, whoever counts.
+    scheduled_tokens: int = 0
     #: Alive at a reset: what it computes leans on what the reset dropped.
     barred: bool = False
     #: A load of it failed: it recomputes, and does not try its luck again.
@@ -32,4 +34,5 @@ class RequestState:
         """Preempted, or about to be admitted from zero: nothing of the blocks is ours."""
         self.blocks.clear()
         self.cursor = 0
+        self.scheduled_tokens = 0
         self.loaded_begin = self.loaded_end = 0

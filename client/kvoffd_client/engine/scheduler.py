@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from kvoffd_client.engine.fresh_blocks import FreshBlocks
 from kvoffd_client.engine.guard import Guard
+from kvoffd_client.engine.holdings import Holdings
 from kvoffd_client.engine.load_book import LoadBook
 from kvoffd_client.engine.lookups import Lookups
 from kvoffd_client.engine.metadata import LoadEnd, RankReport, StepMetadata, StoreOrder
-from kvoffd_client.engine.requests import RequestState
 from kvoffd_client.engine.store_book import StoreBook
 from kvoffd_client.engine.types import (
-    RequestProgress,
     RequestView,
     SchedulerOptions,
     SchedulerStatistics,
@@ -28,6 +27,8 @@ from kvoffd_client.ports import Reason, SchedulerPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from kvoffd_client.engine.requests import RequestState
 
 
 class SchedulerHalf:
@@ -49,9 +50,9 @@ class SchedulerHalf:
         self._lookups = Lookups(session, block_tokens, options, clock)
         self._book = StoreBook(options, self._next_job_id)
         self._fresh = FreshBlocks(self._book, self._guard)
-        self._requests: dict[str, RequestState] = {}
+        self._holdings = Holdings(self._book, self._fresh, self._guard)
+        self._requests = self._holdings.requests
         self._loads = LoadBook(options.ranks_total, self._next_job_id)
-        self._reused: list[int] = []
         self._jobs = 0
         self._step = 1
         self._generation: int | None = None
@@ -155,6 +156,10 @@ class SchedulerHalf:
             and self._book.has_due(self._clock())
         )
 
+    def turn_off(self, hook: str) -> None:
+        """Call while handling an exception of whoever drives this half: offload ends."""
+        self._guard.turn_off(hook)
+
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
             ledger=self._book.ledger.totals(),
@@ -179,10 +184,8 @@ class SchedulerHalf:
     # --- Lookup and admission --------------------------------------------------------------
 
     def _lookup(self, request: RequestView, computed_tokens: int) -> int | None:
-        state = self._requests.get(request.request_id)
-        if state is None:
-            state = self._requests[request.request_id] = RequestState(request.request_id)
-        elif state.blocks:
+        state = self._holdings.find(request.request_id)
+        if state.blocks:
             # It has none of them any more: preempted, though no step has told us yet.
             state.give_up_blocks()
         # Rescheduled from zero: what it will compute no longer leans on what a reset dropped.
@@ -197,24 +200,11 @@ class SchedulerHalf:
         return self._lookups.ask(request, computed_tokens)
 
     def _allocated(self, request_id: str, block_ids: Sequence[int], external_tokens: int) -> None:
-        state = self._requests.get(request_id)
-        if state is None:
-            # Never looked up: an engine whose request has nothing to gain from a lookup.
-            state = self._requests[request_id] = RequestState(request_id)
-        known = len(state.blocks) or state.local_tokens // self._block_tokens
-        self._take_blocks(state, block_ids, known)
-        state.admitted_step = self._step
+        state = self._holdings.admitted(request_id, block_ids, self._block_tokens, self._step)
         if external_tokens > 0:
             self._order_load(state, external_tokens)
         else:
             self._lookups.drop(request_id)
-
-    def _take_blocks(self, state: RequestState, block_ids: Sequence[int], known: int) -> None:
-        """All blocks of a request; those beyond the first `known` held somebody else's KV."""
-        state.blocks[:] = block_ids
-        given = state.blocks[known:]
-        self._reused += given
-        self._fresh.give(given)
 
     def _order_load(self, state: RequestState, external_tokens: int) -> None:
         begin = state.local_tokens // self._block_tokens
@@ -245,7 +235,7 @@ class SchedulerHalf:
     def _build_step(self, number: int, view: StepView) -> StepMetadata:
         self._notice_generation()
         self._lookups.renew_leases()
-        self._take_progress(number, view)
+        self._holdings.take_progress(number, view)
         generation = self._store_generation()
         if generation is not None:
             for progress in view.progress:
@@ -270,39 +260,6 @@ class SchedulerHalf:
         if limits is None:
             return ()
         return self._book.emit(limits.store_blocks_max, now_s, resend_generation)
-
-    def _take_progress(self, number: int, view: StepView) -> None:
-        """Who has which blocks now. All of it comes before any store is decided."""
-        if self._reused:
-            self._book.reuse(self._reused)
-            self._reused.clear()
-        if view.copied_block_ids:
-            self._book.reuse(view.copied_block_ids)
-        for request_id in view.preempted_request_ids:
-            state = self._requests.get(request_id)
-            # Preempted and admitted again in one step: it has new blocks already.
-            if state is not None and state.admitted_step != number:
-                state.give_up_blocks()
-        for progress in view.progress:
-            self._take_new_blocks(number, progress)
-
-    def _take_new_blocks(self, number: int, progress: RequestProgress) -> None:
-        state = self._requests.get(progress.request_id)
-        if state is None:
-            state = RequestState(progress.request_id)
-            self._requests[progress.request_id] = state
-        if state.admitted_step == number:
-            return
-        if progress.is_resumed:
-            self._guard.misuse(f"{progress.request_id} was resumed without being given blocks")
-            state.give_up_blocks()
-        if progress.new_block_ids:
-            self._take_given(state, progress.new_block_ids)
-
-    def _take_given(self, state: RequestState, block_ids: Sequence[int]) -> None:
-        state.blocks.extend(block_ids)
-        self._book.reuse(block_ids)
-        self._fresh.give(block_ids)
 
     def _step_without_stores(self, number: int) -> StepMetadata:
         """Off: nothing is stored or loaded any more, and every load ordered ends as failed."""
@@ -336,7 +293,8 @@ class SchedulerHalf:
             self._loads.doom(state.load_job)
             return
         # The last token was sampled and never computed: a block that ends in it has no KV.
-        computed = min(computed_tokens, tokens_total - 1)
+        # Nor was what the engine counts before its bytes are there: loads of other connectors.
+        computed = min(computed_tokens, tokens_total - 1, state.scheduled_tokens)
         limit = min(len(block_hashes), len(block_ids), computed // self._block_tokens)
         if limit <= state.cursor or self._guard.is_off or state.barred:
             return

@@ -9,6 +9,7 @@ most. The book decides nothing about what is worth storing.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,6 +43,9 @@ _WAIT_REASONS: frozenset[str] = frozenset(
 _TRIES_MAX = 64
 # Each fence names another block of the run; a run torn so often is not worth the messages.
 _FENCED_TRIES_MAX = 4
+# Runs sent again in one step. After an outage there may be tens of thousands: all at once they
+# would hold the engine up for a second, and find no place in the daemon.
+_RESENT_RUNS_MAX = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +55,6 @@ class _Run:
     block_ids: Sequence[int]
     generation: int
     tries: int = 0
-    due_s: float = 0.0
     job_id: int | None = None
     ranks_waiting: set[int] | None = None
     worst: StoreResult | None = None
@@ -71,7 +74,10 @@ class StoreBook:
         self._run_of_block: dict[int, tuple[_Run, int]] = {}
         self._out: dict[int, _Run] = {}
         self._waiting: deque[_Run] = deque()
-        self._kept: deque[_Run] = deque()
+        #: By age, oldest first; and by the time at which each is due, dropped ones among them.
+        self._kept: dict[int, _Run] = {}
+        self._due: list[tuple[float, int]] = []
+        self._kept_total = 0
         self._fences: list[int] = []
         self.kept_blocks = 0
         self.kept_blocks_dropped = 0
@@ -116,7 +122,10 @@ class StoreBook:
 
     def has_due(self, now_s: float) -> bool:
         """Whether a kept run should be sent again by now."""
-        return bool(self._kept) and any(run.due_s <= now_s for run in self._kept)
+        due = self._due
+        while due and due[0][1] not in self._kept:
+            heapq.heappop(due)
+        return bool(due) and due[0][0] <= now_s
 
     # --- What goes into a step's metadata --------------------------------------------------
 
@@ -138,18 +147,16 @@ class StoreBook:
         orders: list[StoreOrder] = []
         while self._waiting:
             self._emit_run(self._waiting.popleft(), store_blocks_max, orders)
-        if self._kept and resend_generation is not None:
-            later: deque[_Run] = deque()
-            for run in self._kept:
-                if run.due_s > now_s:
-                    later.append(run)
-                    continue
+        if resend_generation is not None:
+            runs = 0
+            while runs < _RESENT_RUNS_MAX and self.has_due(now_s):
+                run = self._kept.pop(heapq.heappop(self._due)[1])
                 self.kept_blocks -= len(run.block_ids)
                 if run.generation == resend_generation:
                     self._emit_run(run, store_blocks_max, orders)
                 else:
                     self._forget(run)
-            self._kept = later
+                runs += 1
         return tuple(orders)
 
     def _emit_run(self, run: _Run, store_blocks_max: int, orders: list[StoreOrder]) -> None:
@@ -227,16 +234,17 @@ class StoreBook:
                 run.block_ids[begin:end],
                 run.generation,
                 run.tries + 1,
-                now_s + pause_s,
             )
             # Meanwhile the same block may have been decided anew, under the same hash.
             if any(block_id in self._run_of_block for block_id in again.block_ids):
                 continue
             self._enter(again)
-            self._kept.append(again)
+            self._kept_total += 1
+            self._kept[self._kept_total] = again
+            heapq.heappush(self._due, (now_s + pause_s, self._kept_total))
             self.kept_blocks += end - begin
         while self.kept_blocks > self._options.kept_blocks_max:
-            self._drop_kept(self._kept.popleft())
+            self._drop_oldest()
 
     def reset(self, reason: str) -> None:
         """Nothing decided so far may be stored; what is out is rejected by its generation."""
@@ -247,7 +255,8 @@ class StoreBook:
             self.ledger.submit(job_id, len(run.block_ids))
             self.ledger.reject(job_id, reason)
         while self._kept:
-            self._drop_kept(self._kept.popleft())
+            self._drop_oldest()
+        self._due.clear()
 
     def fence_all(self) -> None:
         """Fence every job that is out: nobody will watch its blocks any more."""
@@ -256,7 +265,8 @@ class StoreBook:
                 run.is_fenced = True
                 self._fences.append(job_id)
 
-    def _drop_kept(self, run: _Run) -> None:
+    def _drop_oldest(self) -> None:
+        run = self._kept.pop(next(iter(self._kept)))
         self.kept_blocks -= len(run.block_ids)
         self.kept_blocks_dropped += len(run.block_ids) - len(run.lost)
         self._forget(run)

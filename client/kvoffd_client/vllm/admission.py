@@ -12,11 +12,13 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from kvoffd_client.vllm.settings import Refusal
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import CacheConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 # Others can be made to collide on purpose, and then one prompt gets another's KV.
 SAFE_HASHES = frozenset({"sha256", "sha256_cbor"})
+# Others keep scales beside the blocks, or have not been looked at.
+KV_DTYPES = frozenset({"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"})
 
 
 def check_engine(config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> FullAttentionSpec:
@@ -29,7 +31,20 @@ def check_engine(config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> F
     device = config.device_config.device_type
     if device != "cpu":
         raise Refusal(f"the KV cache is on a device of type {device}; only cpu is supported yet")
+    if config.model_config.runner_type == "pooling":
+        raise Refusal(
+            "pooling models are not supported: some poolers need all of a prompt in one step"
+        )
     spec = _spec(kv_cache_config)
+    _check_ranks(config)
+    if config.speculative_config is not None:
+        raise Refusal("speculative decoding is not supported: a draft may follow the last hook")
+    _check_bytes(config.cache_config)
+    _check_hashes(config.cache_config, spec.block_size)
+    return spec
+
+
+def _check_ranks(config: VllmConfig) -> None:
     parallel = config.parallel_config
     for name, size in (
         ("pipeline", parallel.pipeline_parallel_size),
@@ -38,27 +53,37 @@ def check_engine(config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> F
     ):
         if size > 1:
             raise Refusal(f"{name} parallelism of {size} is not supported: ranks differ in shape")
-    if config.speculative_config is not None:
-        raise Refusal("speculative decoding is not supported: a draft may follow the last hook")
-    algorithm = config.cache_config.prefix_caching_hash_algo
+
+
+def _check_bytes(cache: CacheConfig) -> None:
+    kv_dtype = str(cache.cache_dtype)
+    if kv_dtype not in KV_DTYPES:
+        raise Refusal(f"--kv-cache-dtype {kv_dtype} is not supported: its scales may lie elsewhere")
+    if getattr(cache, "calculate_kv_scales", False):
+        raise Refusal(
+            "--calculate-kv-scales is not supported: the scales, and so the bytes, depend on the "
+            "first batch of each engine"
+        )
+
+
+def _check_hashes(cache: CacheConfig, spec_tokens: int) -> None:
+    algorithm = cache.prefix_caching_hash_algo
     if algorithm not in SAFE_HASHES:
         raise Refusal(
             f"--prefix-caching-hash-algo {algorithm} is not collision resistant; "
             f"use one of {', '.join(sorted(SAFE_HASHES))}"
         )
-    block_tokens = config.cache_config.block_size
-    if spec.block_size != block_tokens:
+    block_tokens = cache.block_size
+    if spec_tokens != block_tokens:
         raise Refusal(
-            f"the KV cache has blocks of {spec.block_size} tokens and the scheduler of "
-            f"{block_tokens}"
+            f"the KV cache has blocks of {spec_tokens} tokens and the scheduler of {block_tokens}"
         )
-    hash_tokens = getattr(config.cache_config, "hash_block_size", None)
+    hash_tokens = getattr(cache, "hash_block_size", None)
     if hash_tokens is not None and hash_tokens != block_tokens:
         raise Refusal(
             f"hashes cover {hash_tokens} tokens and blocks {block_tokens}: partial hits are not "
             "supported"
         )
-    return spec
 
 
 def _spec(kv_cache_config: KVCacheConfig) -> FullAttentionSpec:

@@ -137,8 +137,7 @@ class KvoffdConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         if self._scheduler is not None:
-            block_ids = blocks.get_block_ids()[0]
-            self._scheduler.allocated(request, block_ids, num_external_tokens)
+            self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KvoffdMetadata:
         if self._scheduler is None:

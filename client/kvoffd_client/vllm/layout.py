@@ -5,10 +5,12 @@ At start-up, on a rank's thread, before any block is written. Knows nothing of s
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
 import math
+import mmap
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _BLOCKS_AMBIGUOUS_MAX = 2
+# Of a pool that is being moved: as much memory as is needed twice for a moment.
+_MOVED_BYTES = 64 << 20
 
 
 class Pool(NamedTuple):
@@ -142,15 +146,32 @@ def _move(storages: Sequence[torch.UntypedStorage]) -> tuple[SharedMemory, ...]:
             new = torch.UntypedStorage._new_shared_fd_cpu(  # noqa: SLF001 - see share_pool
                 os.dup(memory.fd), storage.nbytes()
             )
-            new.copy_(storage)
             shared.append(new)
     except Exception as error:
         for memory in memories:
             memory.close()
         raise Refusal(f"the KV pool cannot be moved into shared memory: {error}") from error
     for storage, new in zip(storages, shared, strict=True):
+        _empty_into(storage, new)
         storage._swap_data_ptr_(new)
     return tuple(memories)
+
+
+def _empty_into(storage: torch.UntypedStorage, new: torch.UntypedStorage) -> None:
+    """Copy a storage piece by piece, and give back behind it what is not needed any more.
+
+    So the engine never needs room for two pools; the old bytes are gone afterwards.
+    """
+    kernel = ctypes.CDLL(None, use_errno=True)
+    first = storage.data_ptr()
+    for begin in range(0, storage.nbytes(), _MOVED_BYTES):
+        end = min(begin + _MOVED_BYTES, storage.nbytes())
+        new[begin:end].copy_(storage[begin:end])
+        # Whole pages alone; what is refused is merely given back later, with the storage.
+        low = -(-(first + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        high = (first + end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if high > low:
+            kernel.madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), mmap.MADV_DONTNEED)
 
 
 def _fingerprint(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from kvoffd_client.vllm.hash_root import seed_field
+from kvoffd_client.vllm.settings import Refusal
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ def make_namespace(
     return tuple((name, str(value)) for name, value in fields.items())
 
 
-def cpu_byte_order(spec: FullAttentionSpec) -> str:
+def cpu_byte_order(config: VllmConfig, spec: FullAttentionSpec) -> str:
     """The instruction-set variant that orders the bytes within a block on CPU.
 
     `_get_attn_isa` of v1/attention/backends/cpu_attn.py decides it by the processor.
@@ -77,7 +78,7 @@ def cpu_byte_order(spec: FullAttentionSpec) -> str:
     from vllm.v1.attention.backends import cpu_attn  # noqa: PLC0415 - on CPU engines only
 
     variant = cpu_attn._get_attn_isa(  # noqa: SLF001 - it has no public name
-        spec.dtype, spec.block_size, spec.head_size
+        config.model_config.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype
     )
     return str(variant)
 
@@ -92,8 +93,20 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(encoded).hexdigest()[:32]
 
 
+def check_weights(config: VllmConfig, settings: Settings) -> None:
+    """Raises Refusal where nothing tells other weights of the same name apart."""
+    if settings.weights_tag or "dummy" in str(config.load_config.load_format):
+        return
+    model = config.model_config
+    if not Path(model.model).exists() and not getattr(model.hf_config, "_commit_hash", None):
+        raise Refusal(
+            f"nothing says which weights {model.model} are: it is no local path and has no commit; "
+            'name them with "weights_tag" in kv_connector_extra_config'
+        )
+
+
 def _weights_identity(config: VllmConfig) -> str:
-    """Revision and load format; of a local folder also every weight file's size and mtime.
+    """Revision and load format; of local files also every weight file's size and mtime.
 
     Reading hundreds of gigabytes at each start would cost more than it guards: a file
     that changes without its size or time is the user's to name with `weights_tag`.
@@ -104,12 +117,13 @@ def _weights_identity(config: VllmConfig) -> str:
     if "dummy" in load_format:
         # Random weights come from the seed alone.
         parts.append(model.seed)
-    folder = Path(model.model)
-    if folder.is_dir():
+    place = Path(model.model)
+    if place.exists():
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
         parts.append(
             [
                 (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-                for file in sorted(folder.iterdir())
+                for file in files
                 if file.suffix in _WEIGHT_SUFFIXES
             ]
         )

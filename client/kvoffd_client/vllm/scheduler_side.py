@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvoffd_client.descriptions import EngineIdentity
 from kvoffd_client.engine.scheduler import SchedulerHalf
 from kvoffd_client.engine.types import (
+    EMPTY_STEP,
     RequestProgress,
     RequestView,
     SchedulerOptions,
@@ -27,6 +28,7 @@ from kvoffd_client.vllm.namespace import make_namespace
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -49,13 +51,15 @@ class SchedulerSide:
         if start.refusal is not None:
             log.warning("kvoffd: this engine runs without offload: %s", start.refusal)
             return
-        policy = start.config.kv_transfer_config.kv_load_failure_policy
-        if policy != "recompute":
+        transfer = start.config.kv_transfer_config
+        if transfer.kv_load_failure_policy != "recompute":
+            # The scheduler reads it after it has made us. A cache must not fail a request.
             log.warning(
-                "kvoffd: kv_load_failure_policy is %r: a block that cannot be loaded ends its "
-                'request; set "kv_load_failure_policy": "recompute" in --kv-transfer-config',
-                policy,
+                "kvoffd: kv_load_failure_policy is set to recompute: with %s, which is vLLM's "
+                "default, a block that cannot be loaded would end its request",
+                transfer.kv_load_failure_policy,
             )
+            transfer.kv_load_failure_policy = "recompute"
         if hash_root.settle_seed():
             log.info(
                 "kvoffd: this vLLM would draw the root of its block hashes at random; it is made "
@@ -83,26 +87,36 @@ class SchedulerSide:
             or getattr(request, "skip_reading_prefix_cache", False)
         ):
             return 0
-        if not self._root_is_checked and not self._check_root():
+        try:
+            if not self._root_is_checked and not self._check_root():
+                return 0
+            self._requests[request.request_id] = request
+            view = RequestView(request.request_id, request.block_hashes, request.num_tokens)
+        except Exception:  # noqa: BLE001 - a fault of ours must not end the engine
+            half.turn_off("matched_tokens")
             return 0
-        self._requests[request.request_id] = request
-        view = RequestView(request.request_id, request.block_hashes, request.num_tokens)
         return half.lookup(view, computed_tokens)
 
-    def allocated(self, request: Request, block_ids: Sequence[int], external_tokens: int) -> None:
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
         """All blocks of a request."""
         if self._half is None:
             return
         if _is_served(request):
             self._requests[request.request_id] = request
         # Also those of requests that are not served: their blocks may be under a store.
-        self._half.allocated(request.request_id, block_ids, external_tokens)
+        self._half.allocated(request.request_id, blocks.get_block_ids()[0], external_tokens)
 
     def build_step(self, output: SchedulerOutput) -> StepMetadata | None:
         """The step's orders."""
         if self._half is None:
             return None
-        return self._half.build_step(self._view(output))
+        try:
+            view = self._view(output)
+        except Exception:  # noqa: BLE001 - a fault of ours must not end the engine
+            # From now on every step only ends what is under way.
+            self._half.turn_off("build_step")
+            view = EMPTY_STEP
+        return self._half.build_step(view)
 
     def finished(self, request: Request, block_ids: Sequence[int]) -> None:
         """A request has ended, however."""

@@ -14,6 +14,7 @@ from kvoffd_client.errors import ClientError
 from kvoffd_client.paths import socket_path
 from kvoffd_client.ports import SessionState
 from kvoffd_client.vllm.admission import check_engine
+from kvoffd_client.vllm.namespace import check_weights
 from kvoffd_client.vllm.settings import Refusal, Settings
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Start:
             self.settings = Settings.parse(transfer.kv_connector_extra_config)
             self._path = socket_path(self.settings.socket)
             self.spec = check_engine(config, kv_cache_config)
+            check_weights(config, self.settings)
         except (Refusal, ClientError) as error:
             self.refusal = str(error)
         except Exception as error:  # a fault of ours must not end the engine

@@ -71,10 +71,10 @@ class WorkerSide:
     def _register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         start = self._start
         if start.refusal is not None or start.spec is None or start.kv_cache_config is None:
-            self.announcement = RankAnnouncement(None, start.refusal)
+            # The scheduler comes to the same refusal; some engines cannot pass on a word of ours.
             return
         spec, blocks = start.spec, start.kv_cache_config.num_blocks
-        order = cpu_byte_order(spec)
+        order = cpu_byte_order(start.config, spec)
         pool = share_pool(kv_caches, blocks, spec.page_size_bytes, order)
         self._memories = pool.memories
         namespace = make_namespace(
