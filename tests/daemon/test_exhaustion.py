@@ -31,8 +31,8 @@ GROWTH_BYTES_MAX = 64 << 20
 
 
 def resident_bytes(daemon: DaemonProcess) -> int:
-    pages = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    resident = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1])
+    return resident * resource.getpagesize()
 
 
 def used_cpu_s(daemon: DaemonProcess) -> float:
