@@ -40,7 +40,7 @@ def check_engine(config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> F
     if config.speculative_config is not None:
         raise Refusal("speculative decoding is not supported: a draft may follow the last hook")
     _check_bytes(config.cache_config)
-    _check_hashes(config.cache_config, spec.block_size)
+    _check_hashes(config.cache_config, kv_cache_config, spec.block_size)
     return spec
 
 
@@ -66,7 +66,7 @@ def _check_bytes(cache: CacheConfig) -> None:
         )
 
 
-def _check_hashes(cache: CacheConfig, spec_tokens: int) -> None:
+def _check_hashes(cache: CacheConfig, kv_cache_config: KVCacheConfig, spec_tokens: int) -> None:
     algorithm = cache.prefix_caching_hash_algo
     if algorithm not in SAFE_HASHES:
         raise Refusal(
@@ -78,12 +78,14 @@ def _check_hashes(cache: CacheConfig, spec_tokens: int) -> None:
         raise Refusal(
             f"the KV cache has blocks of {spec_tokens} tokens and the scheduler of {block_tokens}"
         )
-    hash_tokens = getattr(cache, "hash_block_size", None)
-    if hash_tokens is not None and hash_tokens != block_tokens:
-        raise Refusal(
-            f"hashes cover {hash_tokens} tokens and blocks {block_tokens}: partial hits are not "
-            "supported"
-        )
+    # The user's wish, and what the engine made of it; older releases know neither.
+    for place in (cache, kv_cache_config):
+        hash_tokens = getattr(place, "hash_block_size", None)
+        if hash_tokens is not None and hash_tokens != block_tokens:
+            raise Refusal(
+                f"hashes cover {hash_tokens} tokens and blocks {block_tokens}: partial hits are "
+                "not supported"
+            )
 
 
 def _spec(kv_cache_config: KVCacheConfig) -> FullAttentionSpec:
