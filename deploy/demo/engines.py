@@ -185,11 +185,17 @@ class EngineProcess:
             return self._child.wait()
 
     def kill(self) -> None:
-        """SIGKILL the engine and what it has started, and wait until it is gone."""
+        """SIGKILL the engine and what it has started, and wait until it is gone.
+
+        Its own cleaner of shared memory dies with it, so its names are removed here.
+        """
+        names = _shared_memory_of(self._child.pid) if self._child.poll() is None else set()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
         self._socket.close()
+        for name in names:
+            name.unlink(missing_ok=True)
 
     def _receive_line(self, act: str, deadline_s: float) -> bytes:
         ends_s = time.monotonic() + deadline_s
@@ -213,3 +219,17 @@ class EngineProcess:
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-25:]
         return "its last words:\n" + "\n".join(lines)
+
+
+def _shared_memory_of(group: int) -> set[Path]:
+    """Files in /dev/shm that the processes of a group have mapped."""
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(process.name)) != group:
+                continue
+            for line in (process / "maps").read_text().splitlines():
+                path = line.partition("/dev/shm/")  # noqa: S108 - what engines use
+                if path[1] and not line.endswith("(deleted)"):
+                    found.add(Path(path[1] + path[2]))
+    return found
