@@ -21,8 +21,8 @@ class SessionOptions:
     handshake_timeout_s: float = 5.0
     # The daemon maps the pool meanwhile, which takes its time with large ones.
     register_timeout_s: float = 60.0
-    # None: three of the daemon's heartbeat times, at least three seconds: on a starved machine
-    # a heartbeat takes more than one, and every session lost for that loses its stores.
+    # None: three of the daemon's heartbeat times, at least ten seconds: beside ranks that spin on
+    # every core a heartbeat takes over three, and every session lost for that loses its stores.
     heartbeat_timeout_s: float | None = None
     write_timeout_s: float = 5.0
     lookup_timeout_s: float = 5.0

@@ -318,7 +318,7 @@ class Session:
 
     async def _beat(self, connection: Connection) -> None:
         heartbeat_s = connection.facts.limits.heartbeat_s
-        timeout_s = self._options.heartbeat_timeout_s or max(3 * heartbeat_s, 3.0)
+        timeout_s = self._options.heartbeat_timeout_s or max(3 * heartbeat_s, 10.0)
         request = offload_pb2.HeartbeatRequest()
         while True:
             reply = await connection.stub.Heartbeat(

@@ -124,7 +124,13 @@ class EngineProcess:
     """One engine; start() before anything else, stop() or kill() at the end."""
 
     def __init__(
-        self, name: str, folder: Path, interrupts: Interrupts, *, in_process: bool = True
+        self,
+        name: str,
+        folder: Path,
+        interrupts: Interrupts,
+        *,
+        in_process: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.log = folder / f"engine-{name}.log"
@@ -136,7 +142,7 @@ class EngineProcess:
             self._child = spawn(
                 [sys.executable, str(_HERE / "engine_process.py"), str(theirs.fileno())],
                 self.log,
-                engine_environment(folder, in_process=in_process),
+                engine_environment(folder, in_process=in_process) | dict(environment or {}),
                 keep=(theirs.fileno(),),
             )
 

@@ -113,6 +113,7 @@ def test_every_setting_has_its_kind() -> None:
         "strict": True,
         "lookup_deadline_s": 1,
         "load_deadline_s": 2.5,
+        "heartbeat_timeout_s": 10,
         "start_wait_s": 0,
         "ticket_cells": 64,
     }

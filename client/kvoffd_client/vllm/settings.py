@@ -33,6 +33,9 @@ class Settings:
     lookup_deadline_s: float = 0.5
     # From hand-over to the moment at which a load is given up.
     load_deadline_s: float = 5.0
+    # How long the daemon may be silent before the session is given up; shorter, and a machine
+    # whose cores are all busy loses sessions to a daemon that is well.
+    heartbeat_timeout_s: float = 10.0
     # How long the engine's start may wait for a daemon that answers; steps never wait.
     start_wait_s: float = 2.0
     # Jobs under way at a time on one rank. Fewer, and a burst of stores is refused.
@@ -63,12 +66,14 @@ _KINDS: dict[str, Any] = {
     "strict": bool,
     "lookup_deadline_s": (int, float),
     "load_deadline_s": (int, float),
+    "heartbeat_timeout_s": (int, float),
     "start_wait_s": (int, float),
     "ticket_cells": int,
 }
 _BOUNDS: dict[str, tuple[Any, Any]] = {
     "lookup_deadline_s": (0.03, 60.0),
     "load_deadline_s": (0.1, 600.0),
+    "heartbeat_timeout_s": (1.0, 600.0),
     "start_wait_s": (0.0, 60.0),
     "ticket_cells": (64, 65_536),
 }

@@ -56,7 +56,9 @@ class Start:
 
     def session_options(self) -> SessionOptions:
         """Where the daemon is."""
-        return SessionOptions(socket_path=self._path)
+        return SessionOptions(
+            socket_path=self._path, heartbeat_timeout_s=self.settings.heartbeat_timeout_s
+        )
 
     def wait_for(self, session: Session) -> None:
         """Let a daemon that is there answer before the first request does; bounded."""
