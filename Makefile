@@ -121,7 +121,7 @@ ci: ## what every change must pass; no engine needed
 
 # --- with engines, and heavy -------------------------------------------------
 
-.PHONY: ci-vllm engines test-vllm test-demo stress bench bench-vllm demo run lock clean
+.PHONY: ci-vllm engines test-vllm test-demo stress bench bench-vllm demo run docs lock clean
 # Engines wait more than they compute, so the versions share the cores; each one's words
 # come together, at its end. The demonstration's test looks at the machine's shared memory,
 # where nobody else may leave things meanwhile.
@@ -161,6 +161,9 @@ run: setup ## a daemon in the foreground, on the cpu device
 	.venv/bin/kvoffd serve $(ARGS)
 
 # --- upkeep ------------------------------------------------------------------
+
+docs: setup ## the generated table of docs/configuration.md
+	PYTHONPATH=. $(VENV_PYTHON) docs/tables.py
 
 lock: ## renews constraints-*.txt; review the difference, then run every gate
 	$(call say,newest versions that pyproject.toml allows)
