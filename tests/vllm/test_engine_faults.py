@@ -24,6 +24,7 @@ from tests.vllm.rig import (
     assert_equal,
     crowded,
     options,
+    wait_until_registered,
 )
 
 if TYPE_CHECKING:
@@ -140,20 +141,11 @@ def test_a_frozen_daemon_makes_nobody_wait_and_thaws_into_hits(
         assert_equal(engine, expected)
     finally:
         shared_daemon.resume()
-    wait_until_registered_again(shared_daemon, engine)
+    wait_until_registered(shared_daemon, engine)
     engine.ask("drop_cache")
     assert_equal(engine, expected)
     wait_until_stored(shared_daemon, engine)
     assert_all_hit(shared_daemon, engine, expected)
-
-
-def wait_until_registered_again(daemon: DaemonProcess, engine: EngineProcess) -> None:
-    for _ in range(SETTLE_LOOKS):
-        if status_of(daemon)["sessions"] >= 3:  # scheduler, rank, and the one that asks
-            return
-        engine.ask("settle")
-        wait_a_little(0.05)
-    pytest.fail(f"the engine did not come back:\n{daemon.last_words()}")
 
 
 def test_after_a_reset_of_everything_nothing_of_before_is_found(
