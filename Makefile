@@ -121,13 +121,15 @@ ci: ## what every change must pass; no engine needed
 
 # --- with engines, and heavy -------------------------------------------------
 
-.PHONY: ci-vllm engines test-vllm test-demo stress bench bench-vllm demo run docs lock clean
+.PHONY: ci-vllm engines test-vllm test-alone stress bench bench-vllm demo run docs lock clean
+# One looks at the machine's shared memory, where nobody else may leave things meanwhile; the
+# other's ranks spin on every core.
+ALONE := tests/vllm/test_demo.py tests/vllm/test_two_ranks.py
 # Engines wait more than they compute, so the versions share the cores; each one's words
-# come together, at its end. The demonstration's test looks at the machine's shared memory,
-# where nobody else may leave things meanwhile.
+# come together, at its end.
 ci-vllm: engines ## the tests with every supported vLLM, side by side
 	$(MAKE) --jobs=2 --output-sync=target $(addprefix test-vllm-,$(VLLM_VERSIONS))
-	$(MAKE) test-demo
+	$(MAKE) test-alone
 
 test-vllm: engines ## the same, one after the other; or one: VLLM_VERSIONS=0.32.0
 	$(MAKE) $(addprefix test-vllm-,$(VLLM_VERSIONS))
@@ -136,11 +138,11 @@ engines: $(foreach version,$(VLLM_VERSIONS),.venvs/vllm-$(version)/ready) ## the
 
 test-vllm-%: .venvs/vllm-%/ready
 	$(call say,tests with vLLM $*)
-	.venvs/vllm-$*/bin/python -m pytest tests/vllm -m vllm --ignore=tests/vllm/test_demo.py $(ARGS)
+	.venvs/vllm-$*/bin/python -m pytest tests/vllm -m vllm $(addprefix --ignore=,$(ALONE)) $(ARGS)
 
-test-demo: .venvs/vllm-$(DEMO_VLLM)/ready ## the demonstration, also interrupted
-	$(call say,test of the demonstration)
-	.venvs/vllm-$(DEMO_VLLM)/bin/python -m pytest tests/vllm/test_demo.py -m vllm $(ARGS)
+test-alone: .venvs/vllm-$(DEMO_VLLM)/ready ## the demonstration, also interrupted; two ranks
+	$(call say,tests that want the machine for themselves)
+	.venvs/vllm-$(DEMO_VLLM)/bin/python -m pytest $(ALONE) -m vllm $(ARGS)
 
 stress: setup ## minutes of chaos; see tests/README.md
 	$(call say,stress)

