@@ -152,17 +152,17 @@ class BenchInstance:
             steps.append((Step(loads=(work,)), cell))
         return self._run(steps)
 
-    def lookup(self, hashes: Sequence[bytes]) -> LookupResult:
-        """One lookup to its end; the waiting thread gives the interpreter away."""
+    def lookup(self, hashes: Sequence[bytes], pause_s: float = 20e-6) -> LookupResult:
+        """One lookup to its end; without a pause the waiting thread keeps the interpreter busy."""
         pending = self.scheduler.start_lookup(self._generation(), 0, tuple(hashes))
-        _wait_for(lambda: pending.result is not None, pause_s=0.0)
+        _wait_for(lambda: pending.result is not None, pause_s=pause_s)
         assert pending.result is not None
         return pending.result
 
-    def timed_lookup(self, hashes: Sequence[bytes]) -> tuple[float, LookupResult]:
+    def timed_lookup(self, hashes: Sequence[bytes], pause_s: float) -> tuple[float, LookupResult]:
         """One lookup from the call to the result, in seconds."""
         began_s = time.perf_counter()
-        result = self.lookup(hashes)
+        result = self.lookup(hashes, pause_s)
         return time.perf_counter() - began_s, result
 
     def release(self, result: LookupResult) -> None:
