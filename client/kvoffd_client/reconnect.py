@@ -11,6 +11,7 @@ from kvoffd_client.errors import (
     Refused,
     SessionClosed,
 )
+from kvoffd_client.ports import SessionState
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -79,3 +80,16 @@ def explain(error: grpc.aio.AioRpcError, *, refusals: bool = False) -> ClientErr
     if refusals and code in _REFUSAL_STATUS | _CURABLE_STATUS:
         return Refused(code, details, curable=code in _CURABLE_STATUS)
     return SessionClosed(f"the daemon ended the call: {details} ({code})")
+
+
+def judge(socket_path: str, *, refused: bool, was_ever_up: bool) -> tuple[SessionState, str]:
+    """A failure's state, and what is said of it."""
+    if refused:
+        return SessionState.REFUSED, (
+            f"the daemon at {socket_path} refuses this engine, which goes on without it"
+        )
+    if was_ever_up:
+        return SessionState.LOST, (
+            f"lost the daemon at {socket_path}, requests recompute until it is back"
+        )
+    return SessionState.ABSENT, "requests recompute until the daemon is there"

@@ -29,7 +29,7 @@ from kvoffd_client.handshake import Handshake, OfferedMemory, WelcomeFacts
 from kvoffd_client.messages import register_request
 from kvoffd_client.paths import handshake_path
 from kvoffd_client.ports import Limits, SessionState
-from kvoffd_client.reconnect import Backoff, explain
+from kvoffd_client.reconnect import Backoff, explain, judge
 from kvoffd_client.tasks import TEARDOWN_S, cancel_all, race
 from kvoffd_proto.v1 import handshake_pb2, offload_pb2, offload_pb2_grpc
 
@@ -101,6 +101,7 @@ class Session:
             logger.warning("kvoffd: %s, so it goes on without one", sentence)
             self._enter(SessionState.CLOSED, sentence)
             return
+        self._enter(SessionState.CONNECTING, "not tried yet")
         self._io = io_thread.shared()
         self._io.keep_until_exit(self)
         self._io.spawn(self._run)
@@ -129,6 +130,20 @@ class Session:
             return state is SessionState.CLOSED
         with self._state_changed:
             return self._state_changed.wait_for(lambda: self._state is state, timeout_s)
+
+    def wait_for_first_attempt(self, timeout_s: float) -> bool:
+        """Wait until the attempt under way has succeeded or failed; True when it is up.
+
+        For an engine's start: a daemon that is not there is known at once, and one that is
+        there answers before the first request does, however busy the machine is.
+        """
+        if self._is_inherited():
+            return False
+        with self._state_changed:
+            self._state_changed.wait_for(
+                lambda: self._state is not SessionState.CONNECTING, timeout_s
+            )
+            return self._state is SessionState.UP
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the session within the bound: what is left is sent, then goodbye is said."""
@@ -361,7 +376,9 @@ class Session:
         refused, pause_s = self._backoff.failed(failure, was_up=was_up)
         if was_up:
             self._outages += 1
-        state, said = self._judge(refused=refused, was_up=was_up)
+        state, said = judge(
+            self._options.socket_path, refused=refused, was_ever_up=self._connects > 0
+        )
         # Said before it shows, so that who sees the state finds the reason in the log.
         key = f"refused {getattr(failure, 'code', None)}" if refused else "outage"
         if key not in self._told:
@@ -369,18 +386,6 @@ class Session:
             logger.warning("kvoffd: %s: %s", said, sentence)
         self._enter(state, sentence)
         return pause_s
-
-    def _judge(self, *, refused: bool, was_up: bool) -> tuple[SessionState, str]:
-        socket_path = self._options.socket_path
-        if refused:
-            return SessionState.REFUSED, (
-                f"the daemon at {socket_path} refuses this engine, which goes on without it"
-            )
-        if was_up or self._connects:
-            return SessionState.LOST, (
-                f"lost the daemon at {socket_path}, requests recompute until it is back"
-            )
-        return SessionState.ABSENT, "requests recompute until the daemon is there"
 
     def _enter(self, state: SessionState, reason: str) -> None:
         with self._state_changed:

@@ -43,6 +43,24 @@ def test_a_daemon_that_comes_later_is_found(
     assert "no daemon at" in warning
 
 
+def test_the_wait_at_start_ends_with_the_first_attempt(
+    start_daemon: Callable[..., FakeDaemon], rank: Rank
+) -> None:
+    """Absent, it is known at once; there but slow, it is waited for. Longer than any test lasts."""
+    assert rank.session.wait_for_first_attempt(600) is False  # not even started
+    rank.session.start()
+    assert rank.session.wait_for_first_attempt(600) is False
+    assert "no daemon at" in rank.session.status.reason
+    daemon = start_daemon(Behaviour(register="silent"))
+    until(lambda: daemon.seen.registrations)
+    assert rank.session.wait_for_first_attempt(0.01) is False
+    assert rank.session.state is SessionState.CONNECTING
+    daemon.do.register = "accept"
+    until(lambda: rank.session.wait_for_first_attempt(600))
+    rank.session.close()
+    assert rank.session.wait_for_first_attempt(600) is False
+
+
 def test_a_frozen_daemon_is_lost_and_found_again(
     start_process: Callable[[], DaemonProcess],
     rank: Rank,

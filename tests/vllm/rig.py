@@ -125,6 +125,7 @@ def options(model: Path, socket: Path | None = None) -> dict[str, Any]:
                 "lookup_deadline_s": 30,
                 "load_deadline_s": 60,
                 "heartbeat_timeout_s": 60,
+                "start_wait_s": 60,
             },
             "kv_load_failure_policy": "recompute",
         }

@@ -36,8 +36,9 @@ class Settings:
     # How long the daemon may be silent before the session is given up; shorter, and a machine
     # whose cores are all busy loses sessions to a daemon that is well.
     heartbeat_timeout_s: float = 10.0
-    # How long the engine's start may wait for a daemon that answers; steps never wait.
-    start_wait_s: float = 2.0
+    # How long the engine's start may wait for a daemon that is there; steps never wait, and an
+    # absent daemon is known at once.
+    start_wait_s: float = 5.0
     # Jobs under way at a time on one rank. Fewer, and a burst of stores is refused.
     ticket_cells: int = 4096
 

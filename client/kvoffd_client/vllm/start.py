@@ -6,13 +6,11 @@ Plain values and a bounded wait; owns no session.
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from kvoffd_client.descriptions import SessionOptions
 from kvoffd_client.errors import ClientError
 from kvoffd_client.paths import socket_path
-from kvoffd_client.ports import SessionState
 from kvoffd_client.vllm.admission import check_engine
 from kvoffd_client.vllm.namespace import check_weights
 from kvoffd_client.vllm.settings import Refusal, Settings
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from kvoffd_client.session import Session
 
 log = logging.getLogger(__name__)
-
-# How long a daemon may take to accept the first connection, when it runs at all.
-_FIRST_STATE_S = 0.3
 
 
 class Start:
@@ -66,12 +61,8 @@ class Start:
 
     def wait_for(self, session: Session) -> None:
         """Let a daemon that is there answer before the first request does; bounded."""
-        end_s = time.monotonic() + self.settings.start_wait_s
-        if session.wait_until(SessionState.UP, min(_FIRST_STATE_S, self.settings.start_wait_s)):
+        if session.wait_for_first_attempt(self.settings.start_wait_s):
             return
-        while session.status.state is SessionState.CONNECTING and time.monotonic() < end_s:
-            if session.wait_until(SessionState.UP, 0.05):
-                return
         log.warning(
             "kvoffd: no session with the daemon at %s yet (%s); the engine runs without offload "
             "until there is one",
