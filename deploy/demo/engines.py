@@ -170,7 +170,7 @@ class EngineProcess:
         try:
             self._socket.sendall(line)
         except OSError as error:
-            raise EngineError(f"engine {self.name} is gone; {self._last_words()}") from error
+            raise EngineError(f"engine {self.name} is gone; {self.last_words()}") from error
 
     def finish(self, act: str, deadline_s: float = ASK_DEADLINE_S) -> dict[str, Any]:
         """The answer to begin(); raises as ask() does."""
@@ -210,19 +210,20 @@ class EngineProcess:
             if left_s <= 0:
                 raise EngineError(
                     f"engine {self.name} did not answer {act!r} in {deadline_s:.0f} s; "
-                    + self._last_words()
+                    + self.last_words()
                 )
             if self._interrupts.wait([self._socket], min(left_s, _POLL_S)):
                 received = self._socket.recv(1 << 20)
                 if not received:
                     raise EngineError(
-                        f"engine {self.name} ended during {act!r}; {self._last_words()}"
+                        f"engine {self.name} ended during {act!r}; {self.last_words()}"
                     )
                 self._received += received
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of its log, for who has to find out why."""
         lines = self.log.read_text(errors="replace").splitlines()[-25:]
         return "its last words:\n" + "\n".join(lines)
 

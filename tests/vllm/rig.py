@@ -168,7 +168,8 @@ def assert_all_hit(
         talk_tokens = len(case.prompt) + ANSWER_TOKENS
         hit_tokens = case.hit_tokens if time == 0 else talk_tokens // BLOCK_TOKENS * BLOCK_TOKENS
         reply = engine.ask("generate", prompts=[longer], max_tokens=1)
-        assert (case.name, reply["answers"][0]["cached_tokens"]) == (case.name, hit_tokens)
+        seen = (case.name, reply["answers"][0]["cached_tokens"])
+        assert seen == (case.name, hit_tokens), f"{daemon.last_words()}\n{engine.last_words()}"
         loaded = status_of(daemon)["cache"]["loaded_blocks"] - before
         assert (case.name, loaded * BLOCK_TOKENS) == (case.name, hit_tokens * ranks)
 
