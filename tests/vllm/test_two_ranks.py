@@ -1,11 +1,9 @@
-"""Tensor parallelism with a real vLLM. Run alone: the ranks' threads spin on every core.
-
-Beside another engine a request may wait for longer than any deadline here, and miss.
-"""
+"""Tensor parallelism with a real vLLM. Run alone: each rank wants a core to itself."""
 
 from __future__ import annotations
 
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +12,11 @@ from tests.vllm.expectations import assert_idle, status_of, wait_until_stored
 from tests.vllm.rig import Engines, assert_all_hit, assert_equal
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from deploy.demo.engines import Interrupts
     from tests.engine.daemon import DaemonProcess
+
+# What is here is imported first in the engine's processes.
+_PATIENT = Path(__file__).with_name("patient")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -41,7 +40,10 @@ def test_two_ranks_share_every_block(
         daemon.socket_path,
         interrupts,
         in_process=False,
-        environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        environment={
+            "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+            "PYTHONPATH": str(_PATIENT),
+        },
     )
     two: dict[str, Any] = {"tensor_parallel_size": 2}
     try:
