@@ -122,9 +122,8 @@ ci: ## what every change must pass; no engine needed
 # --- with engines, and heavy -------------------------------------------------
 
 .PHONY: ci-vllm engines test-vllm test-alone stress bench bench-vllm demo run docs lock clean
-# One looks at the machine's shared memory, where nobody else may leave things meanwhile; the
-# other's ranks spin on every core.
-ALONE := tests/vllm/test_demo.py tests/vllm/test_two_ranks.py
+# It looks at the machine's shared memory, where nobody else may leave things meanwhile.
+ALONE := tests/vllm/test_demo.py
 # Engines wait more than they compute, so the versions share the cores; each one's words
 # come together, at its end.
 ci-vllm: engines ## the tests with every supported vLLM, side by side
@@ -140,7 +139,7 @@ test-vllm-%: .venvs/vllm-%/ready
 	$(call say,tests with vLLM $*)
 	.venvs/vllm-$*/bin/python -m pytest tests/vllm -m vllm $(addprefix --ignore=,$(ALONE)) $(ARGS)
 
-test-alone: .venvs/vllm-$(DEMO_VLLM)/ready ## the demonstration, also interrupted; two ranks
+test-alone: .venvs/vllm-$(DEMO_VLLM)/ready ## the demonstration, also interrupted
 	$(call say,tests that want the machine for themselves)
 	.venvs/vllm-$(DEMO_VLLM)/bin/python -m pytest $(ALONE) -m vllm $(ARGS)
 

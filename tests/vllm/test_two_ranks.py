@@ -1,4 +1,4 @@
-"""Tensor parallelism with a real vLLM. Run alone: each rank wants a core to itself."""
+"""Tensor parallelism with a real vLLM."""
 
 from __future__ import annotations
 
