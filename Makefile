@@ -11,6 +11,8 @@ VLLM_VERSIONS ?= 0.32.0 0.27.1
 DEMO_VLLM := 0.32.0
 # dev is quick and random; ci draws more examples.
 HYPOTHESIS_PROFILE ?= dev
+# More than the small machines have cores would only make them wait for each other.
+TEST_WORKERS ?= 2
 # Further arguments for pytest, kvoffd serve, the benchmark or the demo.
 ARGS ?=
 
@@ -99,7 +101,7 @@ coverage: setup ## the core's tests reach every branch of the core
 
 test: setup ## every test that needs no engine and no device
 	$(call say,tests)
-	$(VENV_PYTHON) -m pytest --hypothesis-profile=$(HYPOTHESIS_PROFILE) $(ARGS)
+	$(VENV_PYTHON) -m pytest --numprocesses=$(TEST_WORKERS) --hypothesis-profile=$(HYPOTHESIS_PROFILE) $(ARGS)
 
 proto: .venvs/proto/ready ## generates the committed stubs anew
 	$(call GENERATE,proto)

@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import hypothesis
@@ -42,11 +42,20 @@ hypothesis.settings.register_profile(
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed of this run, unless --hypothesis-seed did."""
+    """Choose the seed of this run, unless --hypothesis-seed did; one for all its processes."""
+    given = getattr(config, "workerinput", {}).get("hypothesis_seed")
+    if given is not None:
+        hypothesis.core.global_force_seed = given
     if hypothesis.core.global_force_seed is None:
         hypothesis.core.global_force_seed = random.SystemRandom().getrandbits(32)
     if config.getoption("--hypothesis-profile") is None:
         hypothesis.settings.load_profile("dev")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed to a process of --numprocesses."""
+    node.workerinput["hypothesis_seed"] = hypothesis.core.global_force_seed
 
 
 def pytest_report_header() -> str:

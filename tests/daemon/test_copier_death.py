@@ -150,7 +150,8 @@ def test_killed_while_ranks_come_and_go(daemon: DaemonProcess) -> None:
             await asyncio.gather(rank.register(), kill_copier(daemon), return_exceptions=True)
 
     async def scenario() -> None:
-        for number in range(5):
+        # After each death the pause before the next start is twice as long.
+        for number in range(3):
             await come_and_go(number)
         await daemon.eventually(lambda status: status.copiers[0].state == "up")
         await daemon.settled()

@@ -185,7 +185,8 @@ class _Offload(offload_pb2_grpc.OffloadServicer):
     ) -> Iterator[offload_pb2.RankReply]:
         replies: queue.Queue[offload_pb2.RankReply | None] = queue.Queue(1000)
         self._daemon._rank_replies.append(replies)
-        context.add_callback(lambda: replies.put(None))
+        if not context.add_callback(lambda: replies.put(None)):
+            return  # ended before a thread was free for it
         first = next(request_iterator)
         self._daemon.note(lambda seen: seen.epochs.append(first.open.epoch))
         yield from self._opening()
@@ -230,7 +231,8 @@ class _Offload(offload_pb2_grpc.OffloadServicer):
     ) -> Iterator[offload_pb2.PrefixReply]:
         replies: queue.Queue[offload_pb2.PrefixReply | None] = queue.Queue(1000)
         self._daemon._prefix_replies.append(replies)
-        context.add_callback(lambda: replies.put(None))
+        if not context.add_callback(lambda: replies.put(None)):
+            return  # ended before a thread was free for it
         reader = threading.Thread(
             target=self._read_prefix, args=(request_iterator, replies), name="fake-prefix"
         )
